@@ -448,7 +448,8 @@ class Partition:
                 undone += 1
                 failed = Failed(
                     Reason.DISK_FULL,
-                    f"Partition {self.number}: the disk is full, nothing was stored.",
+                    f"Partition {self.number}: the disk is full, and nothing that was sent is stored. "
+                    "Receive and complete messages to make room, or give the disk more space.",
                     answer.cookie,
                 )
                 cycle.answers[index] = (client, failed)

@@ -75,11 +75,14 @@ SecondKey = Annotated[str, AfterValidator(lambda given: _not_blank(given) if giv
 
 def _split(given: object) -> object:
     """Read a list from its variable, separated by commas or in JSON. None, which the variable spells `none`,
-    is the empty list."""
+    is the empty list. Raises ValueError for a text with nothing in it."""
     if isinstance(given, str) and given.lstrip().startswith("["):
         return _parse(given)
     if isinstance(given, str):
-        return tuple(part.strip() for part in given.split(",") if part.strip())
+        parts = tuple(part.strip() for part in given.split(",") if part.strip())
+        if not parts:
+            raise ValueError(f"there is nothing in it. For an empty list, give `none`. {WHY_BLANK}")
+        return parts
     return () if given is None else given
 
 

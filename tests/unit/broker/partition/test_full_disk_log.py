@@ -27,6 +27,7 @@ async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -
     assert [type(answer) for answer in answers] == [Failed, Settled, Locked]
     failed, settled, more = answers
     assert isinstance(failed, Failed) and failed.reason is Reason.DISK_FULL and failed.cookie == "send"
+    assert "Receive and complete messages to make room" in failed.description
     assert settled == Settled("done", {})
     assert isinstance(more, Locked) and more.messages == [b"c"]
     assert await harness.do(1, Complete([locked.tokens[1], *more.tokens])) == [Settled(None, {})], (

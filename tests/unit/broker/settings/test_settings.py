@@ -223,6 +223,21 @@ def test_a_blank_name_or_key_is_refused(monkeypatch: pytest.MonkeyPatch, name: s
         load_settings()
 
 
+@pytest.mark.parametrize("name", ["hostnames", "origins", "certificate_names"])
+@pytest.mark.parametrize("blank", [" ", ",", " , "])
+def test_a_blank_list_is_refused_and_none_is_the_empty_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, blank: str
+) -> None:
+    """Symptom: a shell variable that was not set turned off the default host names, without a word."""
+    monkeypatch.setenv(variable_of(name), blank)
+    with pytest.raises(
+        WrongSettings, match=f"{variable_of(name)}: there is nothing in it. For an empty list, give `none`."
+    ):
+        load_settings()
+    monkeypatch.setenv(variable_of(name), "none")
+    assert getattr(load_settings(), name) == ()
+
+
 def test_no_other_setting_names_a_file_or_folder() -> None:
     paths = {name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)}
     assert paths == {*FILES, "data_dir", "more_data_dirs"}
