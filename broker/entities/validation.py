@@ -267,12 +267,18 @@ def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
         twice = next(name for name in names if names.count(name) > 1)
         refuse("AuthorizationRules", f"Two authorization rules have the same KeyName '{twice}'.")
     for rule in rules:
-        if not 1 <= len(rule.key_name) <= 256:
+        if not rule.key_name.strip() or len(rule.key_name) > 256:
             refuse(
-                "AuthorizationRules", "The KeyName of an authorization rule must have 1 to 256 characters."
+                "AuthorizationRules",
+                "The KeyName of an authorization rule must have 1 to 256 characters, and not only spaces.",
             )
-        if not rule.primary_key:
+        if not rule.primary_key.strip():
             refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}' has no PrimaryKey.")
+        if rule.secondary_key and not rule.secondary_key.strip():
+            refuse(
+                "AuthorizationRules",
+                f"The SecondaryKey of the authorization rule '{rule.key_name}' is blank.",
+            )
         if not rule.rights or not rule.rights <= _RIGHTS:
             refuse(
                 "AuthorizationRules",

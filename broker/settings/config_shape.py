@@ -29,7 +29,7 @@ from broker.entities.descriptions import AuthorizationRule, EntityStatus
 from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
 from broker.entities.subscription_validation import check_rule_name, check_subscription_name
 from broker.entities.validation import check_entity_name
-from broker.settings.setting_types import HostName, Rights
+from broker.settings.setting_types import HostName, Name, Rights, SecondKey
 from broker.settings.settings import PARTITIONS_MAX
 
 
@@ -128,9 +128,9 @@ class _Part(BaseModel):
 class SasPolicy(_Part):
     """An `AuthorizationRules` entry (our addition)."""
 
-    key_name: str = Field(min_length=1, max_length=256)
-    primary_key: str = Field(min_length=1)
-    secondary_key: str = ""
+    key_name: Name = Field(max_length=256)
+    primary_key: Name
+    secondary_key: SecondKey = ""
     rights: Rights
 
     def as_rule(self) -> AuthorizationRule:

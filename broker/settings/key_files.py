@@ -136,7 +136,9 @@ def _rules(path: Path) -> tuple[SasRule, ...]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise WrongKeyFile(f"{path}: {where + ': ' if where else ''}{first['msg']}") from None
+        raise WrongKeyFile(
+            f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from None
     return rules
 
 

@@ -142,9 +142,9 @@ class SasRule(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    key_name: str = Field(min_length=1, max_length=256)
-    primary_key: str = Field(min_length=1)
-    secondary_key: str = ""
+    key_name: Name = Field(max_length=256)
+    primary_key: Name
+    secondary_key: SecondKey = ""
     rights: Rights
 
     @model_validator(mode="after")

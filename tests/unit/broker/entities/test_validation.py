@@ -81,6 +81,9 @@ def test_the_defaults_are_allowed() -> None:
         ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", "k", "", frozenset()),)}),
         ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", "", "", ALL),)}),
         ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("", "k", "", ALL),)}),
+        ("AuthorizationRules", {"authorization_rules": (AuthorizationRule(" ", "k", "", ALL),)}),
+        ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", " ", "", ALL),)}),
+        ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", "k", " ", ALL),)}),
         (
             "AuthorizationRules",
             {

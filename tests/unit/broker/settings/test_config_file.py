@@ -419,6 +419,14 @@ def test_two_entities_of_one_name_are_refused_in_whatever_case(tmp_path: Path) -
         load(tmp_path, queues({"Name": "orders"}, Topics=[{"Name": "ORDERS"}]))
 
 
+@pytest.mark.parametrize("blank", ["KeyName", "PrimaryKey", "SecondaryKey"])
+def test_a_blank_name_or_key_is_refused(tmp_path: Path, blank: str) -> None:
+    rule = {"KeyName": "a", "PrimaryKey": "hidden", "Rights": ["Send"]} | {blank: "  "}
+    with pytest.raises(WrongConfigFile, match=rf"AuthorizationRules\[0\].{blank}: .*blank") as caught:
+        load(tmp_path, queues(AuthorizationRules=[rule]))
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("rules", "problem"),
     [

@@ -115,7 +115,7 @@ def test_a_key_is_given_once(tmp_path: Path, key: str) -> None:
         ("sas_rules_file", rules_of(*map(str, range(12))), "at most 11 items"),
         ("sas_rules_file", rules_of("reader", "reader"), "two rules have the same name"),
         ("sas_rules_file", RULES.replace("}", ', "primary_key": "x"}'), "the field primary_key stands twice"),
-        ("sas_rules_file", RULES.replace("Listen", "Manage"), "0: Value error, the right Manage requires"),
+        ("sas_rules_file", RULES.replace("Listen", "Manage"), "0: the right Manage requires"),
     ],
 )
 def test_a_wrong_file_is_refused_and_its_content_never_shown(

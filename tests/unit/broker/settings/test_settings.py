@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from broker.frontend.nodes.management import ManagementNode
-from broker.settings.key_files import namespace_rules
+from broker.settings.key_files import WrongKeyFile, namespace_rules
 from broker.settings.setting_types import variable_of
 from broker.settings.settings import Settings, WrongSettings, load_settings, unknown_variables
 
@@ -221,6 +222,24 @@ def test_a_blank_name_or_key_is_refused(monkeypatch: pytest.MonkeyPatch, name: s
         WrongSettings, match=f"{variable_of(name)}: it is blank. Perhaps a shell variable is not"
     ):
         load_settings()
+
+
+@pytest.mark.parametrize("blank", ["key_name", "primary_key", "secondary_key"])
+def test_a_blank_name_or_key_of_a_rule_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blank: str
+) -> None:
+    """Symptom: the key " " of a rule gave its rights, without a warning."""
+    rule = {"key_name": "deploy", "primary_key": "hidden", "secondary_key": "", "rights": ["Send"]}
+    rules = json.dumps([rule | {blank: " "}])
+    monkeypatch.setenv("PARTIBUS_SAS_RULES", rules)
+    with pytest.raises(WrongSettings) as caught:
+        load_settings()
+    assert blank in str(caught.value) and "blank" in str(caught.value)
+    assert "hidden" not in str(caught.value)
+    monkeypatch.delenv("PARTIBUS_SAS_RULES")
+    (tmp_path / "rules").write_text(rules)
+    with pytest.raises(WrongKeyFile, match=rf"rules: 0.{blank}: it is blank"):
+        namespace_rules(load_settings(sas_rules_file=tmp_path / "rules"))
 
 
 @pytest.mark.parametrize("name", ["hostnames", "origins", "certificate_names"])
