@@ -88,8 +88,10 @@ def _of_types(value: Any, *kinds: type) -> list[Any]:
 def transactional_state(
     txn_id: bytes, outcome: int, *, error: bytes = b"", failed: bool = False, undeliverable_here: bool = False
 ) -> bytes:
-    """Encode the fields of a transactional-state. `error` is an encoded error, for REJECTED; the two flags
-    are for MODIFIED."""
+    """Encode the fields of a transactional-state, which need no outcome (§4.5.8). `error` is an encoded
+    error, for REJECTED; the two flags are for MODIFIED."""
+    if outcome == Outcome.NONE:
+        return codec.encode_list([codec.encode(txn_id)])
     fields = []
     if outcome == Outcome.REJECTED and error:
         fields = [error]

@@ -76,7 +76,9 @@ def test_what_is_no_transactional_state_names_no_transaction(fields: bytes) -> N
     assert read_transactional_state(fields) == UNREADABLE
 
 
-@pytest.mark.parametrize("outcome", [Outcome.ACCEPTED, Outcome.RELEASED, Outcome.REJECTED, Outcome.MODIFIED])
+@pytest.mark.parametrize(
+    "outcome", [Outcome.NONE, Outcome.ACCEPTED, Outcome.RELEASED, Outcome.REJECTED, Outcome.MODIFIED]
+)
 def test_a_state_is_written_so_that_it_reads_the_same(outcome: Outcome) -> None:
     assert read_transactional_state(transactional_state(b"t" * 32, outcome)) == TransactionalState(
         b"t" * 32, outcome
