@@ -27,10 +27,16 @@ class _Wording:
     """HTTP contract 2.9; 0 for none."""
 
 
+_LOCK_LOST = _Wording("com.microsoft:message-lock-lost", 410, 404, 40400)
+_SESSION_LOCK_LOST = _Wording("com.microsoft:session-lock-lost", 410, 404, 40400)
+
 _WORDINGS = {
-    Reason.LOCK_LOST: _Wording("com.microsoft:message-lock-lost", 410, 404, 40400),
+    Reason.LOCK_LOST: _LOCK_LOST,
+    # Not retried, although the partition comes back: its locks do not.
+    Reason.LOCK_ENDED: _LOCK_LOST,
     Reason.SESSION_LOCKED: _Wording("com.microsoft:session-cannot-be-locked", 409, 409, 40900),
-    Reason.SESSION_LOCK_LOST: _Wording("com.microsoft:session-lock-lost", 410, 404, 40400),
+    Reason.SESSION_LOCK_LOST: _SESSION_LOCK_LOST,
+    Reason.SESSION_LOCK_ENDED: _SESSION_LOCK_LOST,
     Reason.SESSION_NOT_FOUND: _Wording("com.microsoft:session-not-found", 404, 404, 40400),
     Reason.MESSAGE_NOT_FOUND: _Wording("com.microsoft:message-not-found", 404, 404, 40400),
     Reason.ENTITY_NOT_FOUND: _Wording("amqp:not-found", 404, 404, 40400),

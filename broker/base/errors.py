@@ -13,9 +13,13 @@ class Reason(enum.Enum):
     """Why an operation was refused."""
 
     LOCK_LOST = "lock-lost"
+    LOCK_ENDED = "lock-ended"
+    """As LOCK_LOST for the client, but because the partition went down: it is the broker's fault."""
     MESSAGE_NOT_FOUND = "message-not-found"
     SESSION_LOCKED = "session-locked"
     SESSION_LOCK_LOST = "session-lock-lost"
+    SESSION_LOCK_ENDED = "session-lock-ended"
+    """As SESSION_LOCK_LOST for the client, but because the partition went down."""
     SESSION_NOT_FOUND = "session-not-found"
     ENTITY_NOT_FOUND = "entity-not-found"
     ENTITY_EXISTS = "entity-exists"

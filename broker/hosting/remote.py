@@ -37,6 +37,7 @@ from broker.operations.browsing import Watch
 from broker.operations.general import Failed, Unavailable, Update
 from broker.operations.interface import Answer, Operation, Sink, refusal_of
 from broker.operations.message_states import SubqueueCounts
+from broker.operations.needed_locks import refusal_while_down
 from broker.operations.receiving import Demand, Withdraw
 from broker.operations.selecting import WatchReturned
 from broker.operations.sending import Send
@@ -108,9 +109,8 @@ class RemotePartition:
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if self._host.has_ended or self._health == "gone":
-            answer = refusal_of(
-                operation, self.number, Reason.PARTITION_UNAVAILABLE, "The partition has stopped."
-            )
+            reason, _ = refusal_while_down(operation)
+            answer = refusal_of(operation, self.number, reason, "The partition has stopped.")
             if answer is not None:
                 asyncio.get_running_loop().call_soon(sink, answer)
             return

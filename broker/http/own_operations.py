@@ -221,7 +221,7 @@ class OwnRequests:
         tokens = [token.bytes_le for token in body.lock_tokens]
         settled, refusals = await settle(entity, address.subqueue, tokens, abandon(changes))
         for why in refusals:
-            if why.reason is not Reason.LOCK_LOST:
+            if why.reason not in (Reason.LOCK_LOST, Reason.LOCK_ENDED):
                 raise why
         done = frozenset(settled)
         return AbandonAnswer(

@@ -24,10 +24,11 @@ def lock_lost() -> Refused:
     )
 
 
-def lock_ended(why: Refused, reason: Reason = Reason.LOCK_LOST) -> Refused:
-    """The refusal of what needs a lock, given that of the partition. If it went down, the lock has ended with
-    it, and `reason` says so: clients would try again for a long time if the partition were unavailable."""
-    return Refused(reason, why.description) if why.reason is Reason.PARTITION_UNAVAILABLE else why
+def without_lock(why: Refused) -> Refused:
+    """The refusal of a request that had taken its locks itself: if its partition went down, the request can
+    be repeated."""
+    ended = why.reason is Reason.LOCK_ENDED
+    return Refused(Reason.PARTITION_UNAVAILABLE, why.description) if ended else why
 
 
 def by_partition(tokens: Sequence[LockToken]) -> dict[int, list[LockToken]]:
@@ -62,7 +63,6 @@ async def ask_about(
     partition.
 
     Returns each partition's answer, in the order of the tokens, with the positions of its tokens in `tokens`.
-    The locks of a partition that is down are lost.
     """
     groups: dict[bytes, list[int]] = {}
     for place, token in enumerate(tokens):
@@ -73,8 +73,7 @@ async def ask_about(
         for places in groups.values()
     ]
     answers = await asyncio.gather(*asked)
-    told = [lock_ended(answer) if isinstance(answer, Refused) else answer for answer in answers]
-    return list(zip(groups.values(), told, strict=True))
+    return list(zip(groups.values(), answers, strict=True))
 
 
 async def renew_locks(

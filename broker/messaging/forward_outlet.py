@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.identifiers import LockToken
-from broker.messaging.asking import answer_of
+from broker.messaging.asking import answer_of, without_lock
 from broker.messaging.forward_aside import Aside
 from broker.messaging.forward_load import Prepared, Rejection, prepare, rejection_of
 from broker.messaging.forward_retry import Retry
@@ -308,7 +308,7 @@ class Outlet:
             if isinstance(answer, Refused):
                 self._doubt.clear()
                 self._source.post(Release(_some(locked.tokens, places)))
-                self._source.pause(answer.reason)
+                self._source.pause(without_lock(answer).reason)
                 continue
             assert isinstance(answer, Settled), f"{answer} is not an answer to a settlement"
             if isinstance(operation, Complete):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from broker.base.errors import Refused
-from broker.messaging.asking import answer_of, give_back, lock_lost
+from broker.messaging.asking import answer_of, give_back, lock_lost, without_lock
 from broker.messaging.receive_cache import without
 from broker.namespace.router import PartitionHandle
 from broker.operations.receiving import Locked
@@ -56,7 +56,7 @@ async def remove(handle: PartitionHandle, locked: Locked) -> Locked:
     settled = await answer_of(handle, Complete(locked.tokens))
     if isinstance(settled, Refused):
         await give_back(handle, locked.tokens)
-        raise settled
+        raise without_lock(settled)
     assert isinstance(settled, Settled), f"{settled} is not an answer to Complete"
     if len(settled.failures) == len(locked.tokens):
         raise lock_lost()

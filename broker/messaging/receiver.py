@@ -26,7 +26,7 @@ from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.identifiers import LockToken
 from broker.messaging.accepting_sessions import HeldSession
-from broker.messaging.asking import by_partition, lock_ended
+from broker.messaging.asking import by_partition
 from broker.messaging.fan_out import DemandPlan, Plan, SessionPlan
 from broker.messaging.guarded_sink import guarded
 from broker.messaging.receive_and_delete import Removals, removed
@@ -480,7 +480,7 @@ class Receiver(Generic[R]):
             self.credit_granted()
             return
         _, _, receipt = self._settling.pop(failed.cookie)
-        self._taker.not_settled(receipt, lock_ended(Refused(failed.reason, failed.description)))
+        self._taker.not_settled(receipt, Refused(failed.reason, failed.description))
 
     # --- sessions and partitions that are lost --------------------------------------------------------------
 

@@ -7,7 +7,15 @@ from broker.base.counters import EntityCounters
 from broker.base.errors import Reason
 from broker.base.metrics import Metrics
 
-_OUR_FAULT = frozenset({Reason.INTERNAL, Reason.DISK_FULL, Reason.PARTITION_UNAVAILABLE})
+_OUR_FAULT = frozenset(
+    {
+        Reason.INTERNAL,
+        Reason.DISK_FULL,
+        Reason.PARTITION_UNAVAILABLE,
+        Reason.LOCK_ENDED,
+        Reason.SESSION_LOCK_ENDED,
+    }
+)
 
 
 class EntityMeter(EntityCounters):

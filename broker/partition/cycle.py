@@ -7,11 +7,10 @@ The state machine (`state.py`) fills it in for the task (`task.py`); it is plain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from broker.base.errors import Reason
 from broker.identifiers import ClientId
 from broker.operations.browsing import Peeked
 from broker.operations.columns import COLUMNS, KNOWN_COLUMNS
@@ -114,19 +113,20 @@ class Cycle:
         for messages, references in self.holes:
             place = _references.put_in(messages, references, found, place)
 
-    def give_up_rest(self, reason: Reason, why: str) -> None:
+    def give_up_rest(self, refusal: Callable[[ClientId, object], Failed]) -> None:
         """Refuse the requests whose messages cannot be read, and those that wait for a sync. Drop grants with
-        holes: the partition goes down, so their locks are void."""
+        holes: the partition goes down, so their locks are void. `refusal`: that of a request, by its client
+        and cookie."""
         holes = {id(messages) for messages, _ in self.holes}
         unsynced = {id(answer) for answer in self.unsynced}
         answers: list[tuple[ClientId, Answer]] = []
         for client, answer in self.answers:
             if isinstance(answer, Locked | HandedOver) and id(answer) in unsynced:
-                answers.append((client, Failed(reason, why, answer.cookie)))
+                answers.append((client, refusal(client, answer.cookie)))
             elif not isinstance(answer, Locked | Peeked | RangeRead) or id(answer.messages) not in holes:
                 answers.append((client, answer))
             elif isinstance(answer, Peeked | RangeRead) or answer.deferred:
-                answers.append((client, Failed(reason, why, answer.cookie)))
+                answers.append((client, refusal(client, answer.cookie)))
         self.answers = answers
 
 

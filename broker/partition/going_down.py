@@ -7,17 +7,19 @@ back, a client that asks for messages or sessions meanwhile is told when it has.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from broker.base.errors import Reason
+from broker.identifiers import ClientId
 from broker.operations.browsing import Watch
 from broker.operations.general import Detach, Failed, Unavailable, Update, Updated
 from broker.operations.interface import Operation
-from broker.operations.outlook import ACCEPT_AGAIN, RECEIVE_AGAIN, TRY_AGAIN, outlook_of
+from broker.operations.needed_locks import refusal_while_down
+from broker.operations.outlook import outlook_of
 from broker.operations.receiving import Demand, Recalled, ReceiveDeferred, Withdraw, Withdrawn
 from broker.operations.selecting import WatchReturned
-from broker.operations.sessions import GetSessionState, RenewSession, SetSessionState, WatchSessions
-from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, RenewLocks
-from broker.operations.transactions import Transact
-from broker.operations.transfers import FailTransfer
+from broker.operations.sessions import WatchSessions
+from broker.operations.settling import Release
 from broker.partition.health import FOR_GOOD, Health
 from broker.partition.mailbox import Mailbox, Waiting
 
@@ -40,14 +42,6 @@ class GoingDown:
         self._number, self._entity, self._mailbox = number, entity, mailbox
         self.health = Health.CLOSED
         """The partition's health. Set by the task."""
-
-    @property
-    def why(self) -> str:
-        """Why an operation that needs no lock is refused."""
-        return self._why(TRY_AGAIN)
-
-    def _why(self, advice: str) -> str:
-        return f"Partition {self._number} of '{self._entity}' {outlook_of(self.health, advice)}"
 
     @property
     def why_full(self) -> str:
@@ -88,8 +82,7 @@ class GoingDown:
             case Release() | Recalled():
                 pass
             case _:
-                advice = _advice_for(operation)
-                sink(Failed(reason, f"{why} {advice}" if why else self._why(advice), operation.cookie))
+                sink(self._failed(operation, operation.cookie, reason, why))
 
     def refuse_for_good(self, entry: Waiting) -> None:
         """Refuse one operation of a partition that will not come back."""
@@ -109,20 +102,32 @@ class GoingDown:
                 else:
                     self.refuse(entry)
 
+    def refusing(self, waiting: Sequence[Waiting]) -> Callable[[ClientId, object], Failed]:
+        """The refusals of a cycle's requests, by client and cookie, if its commit stands, but the partition
+        goes down before they can be answered."""
+        asked = [(each[0], each[1]) for each in waiting if isinstance(each[1], ReceiveDeferred)]
+
+        def refusal(client: ClientId, cookie: object) -> Failed:
+            operations = [each for other, each in asked if (other, each.cookie) == (client, cookie)]
+            return self._failed(operations[0] if operations else None, cookie)
+
+        return refusal
+
+    def _failed(
+        self,
+        operation: Operation | None,
+        cookie: object,
+        reason: Reason = Reason.PARTITION_UNAVAILABLE,
+        why: str | None = None,
+    ) -> Failed:
+        down, advice = refusal_while_down(operation)
+        if reason is Reason.PARTITION_UNAVAILABLE:
+            reason = down
+        if why is None:
+            why = f"Partition {self._number} of '{self._entity}' {outlook_of(self.health, advice)}"
+        else:
+            why = f"{why} {advice}"
+        return Failed(reason, why, cookie)
+
     def _unavailable(self) -> Unavailable:
         return Unavailable(self._number, for_good=self.health in FOR_GOOD)
-
-
-def _advice_for(operation: Operation) -> str:
-    """What the client should do once the partition is back. Its locks are void by then."""
-    match operation:
-        case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() | FailTransfer():
-            return RECEIVE_AGAIN
-        case Transact() if operation.settlements:
-            return RECEIVE_AGAIN
-        case RenewSession() | SetSessionState() | GetSessionState():
-            return ACCEPT_AGAIN
-        case ReceiveDeferred() if operation.session_id is not None:
-            return ACCEPT_AGAIN
-        case _:
-            return TRY_AGAIN

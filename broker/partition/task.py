@@ -355,7 +355,7 @@ class PartitionTask:
             await self._read_missing(partition, cycle)
         except StorageError as error:
             # The commit stands: refuse only the answers that wait for the sync, or for messages.
-            cycle.give_up_rest(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
+            cycle.give_up_rest(self._going_down.refusing(waiting))
             self._mailbox.deliver(cycle.answers, waiting)
             await self._recover(error)
             return False

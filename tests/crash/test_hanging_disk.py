@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
+from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError, SessionLockLostError
 
 from broker.hosting.local import LocalHost
 from broker.identifiers import PARTITION_SHIFT
@@ -343,6 +343,37 @@ def test_the_official_client_hears_at_once_that_the_lock_has_ended_if_the_partit
         (again,) = receiver.receive_messages(max_message_count=1, max_wait_time=BACK_WITHIN_S)
         assert again.sequence_number == first.sequence_number
         receiver.complete_message(again)
+
+
+def test_the_official_client_hears_at_once_that_the_lock_of_a_session_has_ended_with_its_partition(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with (
+        BrokerThread(
+            tmp_path, [queue("orders", RequiresSession=True)], disk, disk_timeout_ms=TIMEOUT_MS
+        ) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker)) as client,
+        client.get_queue_sender("orders") as sender,
+    ):
+        sender.send_messages([ServiceBusMessage(f"{number}", session_id="a") for number in range(2)])
+        with client.get_queue_receiver("orders", session_id="a") as receiver:
+            first, second = receiver.receive_messages(max_message_count=2, max_wait_time=10)
+            receiver.defer_message(first)
+            disk.hang("sync", "/logs/")
+            with pytest.raises(ServiceBusError):
+                sender.send_messages(ServiceBusMessage("late", session_id="a"), timeout=4)
+            for act in (
+                lambda: receiver.receive_deferred_messages([first.sequence_number or 0]),
+                lambda: receiver.complete_message(second),
+                receiver.session.renew_lock,
+                receiver.session.get_state,
+            ):
+                began = time.monotonic()
+                with pytest.raises(SessionLockLostError):
+                    act()
+                assert time.monotonic() - began < LOST_WITHIN_S
+            disk.release()
 
 
 def test_the_official_client_sends_peeks_receives_and_settles_while_a_disk_hangs(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from broker.access.addresses import parse_address
-from broker.base.errors import Reason
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import Request, Response
 from broker.operations.general import Failed
 from broker.operations.interface import Answer
+from broker.operations.needed_locks import refusal_while_down
 from protocol.codec import Symbol
 from tests.support.amqp_messages import ANNOTATIONS, sections
 from tests.support.link_stack import Client, LinkStack
@@ -65,7 +65,8 @@ def status(response: Response) -> tuple[int, str | None]:
 
 
 def down(number: int, operation: Any) -> Failed:
-    return Failed(Reason.PARTITION_UNAVAILABLE, f"Partition {number} is down.", operation.cookie)
+    reason, advice = refusal_while_down(operation)
+    return Failed(reason, f"Partition {number} is down. {advice}", operation.cookie)
 
 
 def shown(response: Response) -> list[int]:

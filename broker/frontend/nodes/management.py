@@ -53,6 +53,7 @@ from broker.frontend.nodes.session_requests import (
     list_sessions,
     peek_session,
     renew_session_lock,
+    session_lock_ended,
     session_of,
     session_of_link,
     set_session_state,
@@ -349,6 +350,8 @@ class ManagementNode:
         settled, refusals = await settle(self._entity, self._subqueue, lock_tokens(body), _settlement(body))
         self._forget(frozenset(settled))
         if refusals:
+            if session_id is not None and refusals[0].reason is Reason.LOCK_ENDED:
+                raise session_lock_ended(session_id)
             if session_id is not None and refusals[0].reason is Reason.LOCK_LOST:
                 # Refuses if the session is lost.
                 holder_of(self._connection, self._entity, self._subqueue, session_id)

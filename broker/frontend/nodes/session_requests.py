@@ -19,7 +19,7 @@ from broker.frontend.links.termini import no_session
 from broker.frontend.nodes.bodies import integer
 from broker.identifiers import ClientId, decode_session_id, encode_session_id, partition_of
 from broker.message.annotations import peeked_messages
-from broker.messaging.asking import answer_of, lock_ended
+from broker.messaging.asking import answer_of
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_unseen, peek_partition
 from broker.namespace.entity import Entity, ask
@@ -125,12 +125,19 @@ def holder_of(connection: ConnectionView, entity: Entity, subqueue: str, session
     )
 
 
+def session_lock_ended(session_id: str) -> Refused:
+    """The refusal of a settlement in a session whose partition went down."""
+    return Refused(
+        Reason.SESSION_LOCK_ENDED,
+        f"The lock of session '{session_id}' has ended, because its partition is not available. Accept the "
+        "session again.",
+    )
+
+
 async def _ask_holding(entity: Entity, session_id: str, operation: Operation) -> Answer:
-    """Ask the partition of a session that a client holds. Raises Refused: SESSION_LOCK_LOST if it is down."""
-    try:
-        return await ask(entity.router.keyed(session_id), operation)
-    except Refused as why:
-        raise lock_ended(why, Reason.SESSION_LOCK_LOST) from why
+    """Ask the partition of a session that a client holds, even if it is down: then it says that the lock has
+    ended. Raises Refused."""
+    return await ask(entity.router.handles[entity.router.number_of(session_id)], operation)
 
 
 async def renew_session_lock(

@@ -28,8 +28,20 @@ def test_what_passes_is_repeated_by_the_clients(reason: Reason) -> None:
     assert status_of(reason)[1] in PYTHON_AND_JS_REPEAT
 
 
+@pytest.mark.parametrize(
+    ("ended", "lost"),
+    [(Reason.LOCK_ENDED, Reason.LOCK_LOST), (Reason.SESSION_LOCK_ENDED, Reason.SESSION_LOCK_LOST)],
+)
+def test_a_lock_that_ended_with_its_partition_is_lost_to_the_client(ended: Reason, lost: Reason) -> None:
+    assert status_of(ended) == status_of(lost) and http_status_of(ended) == http_status_of(lost) == (
+        404,
+        40400,
+    )
+
+
 PERMANENT = {
     Reason.LOCK_LOST,
+    Reason.LOCK_ENDED,
     Reason.ENTITY_NOT_FOUND,
     Reason.NOT_ALLOWED,
     Reason.ARGUMENT,

@@ -11,7 +11,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER
 from broker.identifiers import LockToken
-from broker.messaging.asking import ask_about, by_partition, renew_locks
+from broker.messaging.asking import ask_about, by_partition, renew_locks, without_lock
 from broker.namespace.entity import ask
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed
@@ -39,13 +39,13 @@ async def test_each_partition_is_asked_once_and_its_answer_comes_with_the_places
     asked = asyncio.create_task(ask_about(stack.queue, TOKENS, lambda tokens: Complete(tokens, "mine")))
     await turn()
     assert [len(part.take_all(Complete)) for part in stack.parts if part.number not in (0, 2)] == [0, 0]
-    down = Failed(Reason.PARTITION_UNAVAILABLE, "down", "mine")
+    down = Failed(Reason.LOCK_ENDED, "down", "mine")
     done = Settled("mine", {1: Reason.LOCK_LOST})
     assert stack.parts[0].answer(Complete, lambda _: done) == Complete([TOKENS[1], TOKENS[4]], "mine")
     assert stack.parts[2].answer(Complete, lambda _: down) == Complete([TOKENS[0], TOKENS[2]], "mine")
     (places2, refused), (places0, settled), (places7, lost) = await asked
     assert (places2, places0, places7) == ([0, 2], [1, 4], [3])
-    assert isinstance(refused, Refused) and refused.reason is Reason.LOCK_LOST, "its locks have ended"
+    assert isinstance(refused, Refused) and refused.reason is Reason.LOCK_ENDED
     assert refused.description == "down"
     assert settled is done
     assert isinstance(lost, Refused) and lost.reason is Reason.LOCK_LOST, "no partition gave this token"
@@ -68,6 +68,13 @@ async def test_locks_of_several_partitions_are_renewed_whatever_becomes_of_the_o
         assert refused.value.reason is Reason.LOCK_LOST
     else:
         assert await asked == [1_002, 1_000, 1_002, 1_000]
+
+
+def test_a_request_that_had_taken_its_locks_itself_can_be_repeated_if_the_partition_went_down() -> None:
+    anew = without_lock(Refused(Reason.LOCK_ENDED, "down"))
+    assert (anew.reason, anew.description) == (Reason.PARTITION_UNAVAILABLE, "down")
+    full = Refused(Reason.DISK_FULL, "full")
+    assert without_lock(full) is full
 
 
 class Column(list[bytes]):

@@ -32,7 +32,7 @@ async def test_messages_are_released_if_their_partition_goes_down() -> None:
     (part,) = stack.parts
     work = asyncio.ensure_future(remove(part, messages))
     await turn()
-    part.answer(Complete, lambda each: Failed(Reason.PARTITION_UNAVAILABLE, "down", each.cookie))
+    part.answer(Complete, lambda each: Failed(Reason.LOCK_ENDED, "down", each.cookie))
     await turn()
     operation = part.answer(GiveBack, lambda each: Failed(Reason.PARTITION_UNAVAILABLE, "down", each.cookie))
     assert isinstance(operation, GiveBack) and operation.tokens == messages.tokens

@@ -49,10 +49,16 @@ async def test_a_queue_created_again_counts_from_nothing_and_the_old_ones_links_
 
 def test_refusals_count_as_errors_of_the_broker_or_of_its_clients() -> None:
     meter = EntityMeter(Metrics(), "orders")
-    for reason in (Reason.INTERNAL, Reason.DISK_FULL, Reason.PARTITION_UNAVAILABLE):
+    for reason in (
+        Reason.INTERNAL,
+        Reason.DISK_FULL,
+        Reason.PARTITION_UNAVAILABLE,
+        Reason.LOCK_ENDED,
+        Reason.SESSION_LOCK_ENDED,
+    ):
         meter.refused(reason, 2)
     meter.refused(Reason.LOCK_LOST, 5)
-    assert (meter.server_errors, meter.user_errors) == (6, 5)
+    assert (meter.server_errors, meter.user_errors) == (10, 5)
 
 
 def test_what_a_partition_reports_is_added_up() -> None:

@@ -20,12 +20,15 @@ from broker.operations.sessions import (
 )
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, RenewLocks
 from broker.operations.transactions import Transact
+from broker.operations.transfers import FailTransfer
 from broker.partition.going_down import GoingDown
 from broker.partition.health import Health
 from broker.partition.mailbox import Mailbox
 
 NUMBER = 3
 CLIENT = ClientId(1)
+RECEIVE_AGAIN = "The locks of its messages have ended: please receive the messages again."
+ACCEPT_AGAIN = "The lock of its session has ended: please accept the session again."
 WHY = "Partition 3 of 'orders' is not available at the moment."
 
 
@@ -75,10 +78,14 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
 
 
 @pytest.mark.parametrize(
-    ("operation", "advice"),
+    ("operation", "reason", "advice"),
     [
         *(
-            (operation, "The locks of its messages have ended: please receive the messages again.")
+            (
+                operation,
+                Reason.LOCK_ENDED,
+                "The locks of its messages have ended: please receive the messages again.",
+            )
             for operation in (
                 Complete([], 8),
                 Abandon([], cookie=8),
@@ -86,10 +93,15 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
                 DeadLetter([], cookie=8),
                 RenewLocks([], 8),
                 Transact(Send([b"m"], None), [Complete([])], 8),
+                FailTransfer([], cookie=8),
             )
         ),
         *(
-            (operation, "The lock of its session has ended: please accept the session again.")
+            (
+                operation,
+                Reason.SESSION_LOCK_ENDED,
+                "The lock of its session has ended: please accept the session again.",
+            )
             for operation in (
                 RenewSession("", b"s", CLIENT, 8),
                 SetSessionState("", b"s", CLIENT, None, 1, 8),
@@ -98,7 +110,7 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
             )
         ),
         *(
-            (operation, "Please try again.")
+            (operation, Reason.PARTITION_UNAVAILABLE, "Please try again.")
             for operation in (
                 AcceptSession("", b"s", cookie=8),
                 Transact(Send([b"m"], None), [], 8),
@@ -108,16 +120,36 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
     ],
 )
 def test_what_needs_a_lock_is_not_asked_to_try_again_because_the_lock_has_ended(
-    operation: Operation, advice: str
+    operation: Operation, reason: Reason, advice: str
 ) -> None:
     """Symptom: the client tried again as it was told to, and heard that it had no lock."""
     down, _, told = going_down(operation)
     down.refuse_waiting()
-    assert told == [Failed(Reason.PARTITION_UNAVAILABLE, f"{WHY} {advice}", 8)]
+    assert told == [Failed(reason, f"{WHY} {advice}", 8)]
     down, _, told = going_down(operation)
     down.start_anew(Reason.DISK_FULL, down.why_full)
     why = "Partition 3 of 'orders': the disk is full, and nothing was stored or changed."
     assert told == [Failed(Reason.DISK_FULL, f"{why} {advice}", 8)]
+
+
+def test_who_asked_for_deferred_messages_of_a_session_hears_that_its_lock_ends_if_they_cannot_be_read() -> (
+    None
+):
+    """Symptom: the client was asked to try again."""
+    of_session = ReceiveDeferred("", [1], 8, session_id=b"s", holder=CLIENT)
+    down, _, _ = going_down()
+    other, sink = ClientId(2), list[Answer]().append
+    refusal = down.refusing(
+        [
+            (other, ReceiveDeferred("", [1], 8), sink, 0),
+            (CLIENT, of_session, sink, 0),
+            (CLIENT, Demand("", 1), sink, 0),
+        ]
+    )
+    again = Failed(Reason.PARTITION_UNAVAILABLE, f"{WHY} Please try again.", 8)
+    assert refusal(other, 8) == again and refusal(CLIENT, 9) == Failed(again.reason, again.description, 9)
+    ended = f"{WHY} {ACCEPT_AGAIN}"
+    assert refusal(CLIENT, 8) == Failed(Reason.SESSION_LOCK_ENDED, ended, 8)
 
 
 @pytest.mark.parametrize("operation", [Demand("", 1), WatchSessions("")])

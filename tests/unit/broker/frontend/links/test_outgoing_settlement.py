@@ -87,9 +87,7 @@ async def test_a_settlement_that_the_partition_could_not_carry_out_is_rejected_a
     give(stack, 1, 1)
     await client.hear()
     client.dispose(0, 0, raw.outcome(raw.ACCEPTED))
-    stack.parts[1].answer(
-        Complete, lambda operation: Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie)
-    )
+    stack.parts[1].answer(Complete, lambda operation: Failed(Reason.LOCK_ENDED, "down", operation.cookie))
     (answer,) = await client.heard(raw.DISPOSITION)
     assert answer.field(4).value[0].value[:2] == ["com.microsoft:message-lock-lost", "down"]
 
@@ -342,9 +340,7 @@ async def test_a_client_does_not_wait_for_a_settlement_that_was_answered_or_refu
     await client.hear()
     client.dispose(0, 0, raw.outcome(outcome))
     if outcome == raw.ACCEPTED:
-        stack.parts[1].answer(
-            Complete, lambda operation: Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie)
-        )
+        stack.parts[1].answer(Complete, lambda operation: Failed(Reason.LOCK_ENDED, "down", operation.cookie))
     assert not client.connection.waits() and client.connection.settling == 0
 
 

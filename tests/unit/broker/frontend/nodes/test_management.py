@@ -114,6 +114,16 @@ async def test_one_lock_that_cannot_be_renewed_keeps_none_of_the_others_from_it(
     assert sorted(asked) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("operation", ["renew-lock", "update-disposition"])
+async def test_a_lock_that_ended_with_its_partition_counts_as_an_error_of_the_broker(operation: str) -> None:
+    """Symptom: it was counted as the client's."""
+    work = await bench()
+    body = {"lock-tokens": uuids(tokens_of(0)), "disposition-status": "completed"}
+    response = await work.ask(operation, body, {RenewLocks: down, Complete: down})
+    assert status(response) == (410, "com.microsoft:message-lock-lost")
+    assert (work.metric("user_errors"), work.metric("server_errors")) == (0, 1)
+
+
 async def test_a_lock_that_nobody_gave_is_lost() -> None:
     work = await bench()
     asked, answers = renewing()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,8 @@ from broker.operations.sessions import (
     SessionRenewed,
     SetSessionState,
 )
-from protocol.codec import Described, Symbol, ULong
+from broker.operations.settling import Complete
+from protocol.codec import Array, Described, Symbol, TypeCode, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import turn, until
 from tests.support.management_bench import Bench, down, status
@@ -110,15 +112,29 @@ async def test_a_renewal_needs_a_session(body: dict[str, Any]) -> None:
         ("renew-session-lock", {}, RenewSession),
         ("set-session-state", {"session-state": b"x"}, SetSessionState),
         ("get-session-state", {}, GetSessionState),
+        ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 1}, ReceiveDeferred),
+        (
+            "update-disposition",
+            {"lock-tokens": Array(TypeCode.UUID, [uuid.UUID(int=0)]), "disposition-status": "completed"},
+            Complete,
+        ),
     ],
 )
+@pytest.mark.parametrize("is_known", [False, True])
 async def test_the_lock_of_a_session_is_lost_while_its_partition_is_down(
-    request_name: str, body: dict[str, Any], operation: type
+    request_name: str, body: dict[str, Any], operation: type, is_known: bool
 ) -> None:
+    """Symptom of a request for deferred messages: it was answered with server-busy, and the client tried
+    again in vain. `is_known`: whether the router knows that the partition is down."""
     work = await bench()
     await hold(work, "a")
+    (part,) = work.stack.parts
+    part.available = not is_known
     response = await work.ask(request_name, {"session-id": "a", **body}, {operation: down})
     assert status(response) == (410, "com.microsoft:session-lock-lost")
+    text = str(response.properties["statusDescription"]).lower()
+    assert "accept the session again" in text and "try again" not in text
+    assert (work.metric("user_errors"), work.metric("server_errors")) == (0, 1)
 
 
 async def test_peek_asks_the_partition_of_the_session_alone_and_needs_no_lock() -> None:
