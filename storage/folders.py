@@ -90,7 +90,7 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
     named = {path: identity for path, identity in found.items() if identity is not None}
     _sets(named, ())
     not_named = _NotNamed(disk, named, paths, timeout_s)
-    _refuse_copies(disk, named, not_named.moved, timeout_s)
+    _refuse_copies(disk, named, timeout_s)
     known = not_named.known
     known.refuse_given_up(named)
     _check_named(named, unreadable, known, timeout_s)
@@ -237,43 +237,58 @@ def _moved(known: Latest, named: Mapping[Path, Identity], timeout_s: float) -> l
     return _different(pairs, timeout_s)
 
 
-def _refuse_copies(
-    disk: Disk, named: Mapping[Path, Identity], moved: Sequence[tuple[Path, Path]], timeout_s: float
-) -> None:
-    """Raise WrongFolders if a folder is still where it was, but another one is named in its place, while
-    others are named where they were: that one is a copy, perhaps an old one. If all are copies, they are a
-    broker of their own."""
-    if len(moved) == len(named):
-        return
+def _refuse_copies(disk: Disk, named: Mapping[Path, Identity], timeout_s: float) -> None:
+    """Raise WrongFolders if a folder is still where it was, but another one that says the same of itself is
+    named: one of the two is a copy, perhaps an old one. If that goes for all named folders, they are a copy
+    of the whole broker, and may be used as one of their own.
 
-    def is_copied(pair: tuple[Path, Path]) -> bool:
-        before, now = pair
-        identity = read_identity(disk, before)
-        return identity is not None and identity.id == named[now].id and not _is_one(before, now)
+    Once a copy was used, the files differ in where the folder was: each of their lists is looked at.
+    """
+    now = {identity.id: path for path, identity in named.items()}
+    lists = dict.fromkeys(identity.folders for identity in named.values())
+    pairs = [(place, now[id_]) for entries in lists for id_, place in entries if id_ in now]
+    moved = _different(dict.fromkeys(pairs), timeout_s)
+    found = ask_each(moved, lambda pair: read_identity(disk, pair[0]), timeout_s, "identity")
+    for entries in lists:
+        twice = [
+            (number, place, now[id_])
+            for number, (id_, place) in enumerate(entries)
+            if isinstance(there := found.get((place, now.get(id_, place))), Identity) and there.id == id_
+        ]
+        if twice and len(twice) < len(named):
+            number, place, path = twice[0]
+            raise _is_twice(path, place, number, place)
 
-    for (before, now), answer in ask_each(moved, is_copied, timeout_s, "identity").items():
-        if answer is True:
-            raise WrongFolders(
-                f"the data folder {now} is a copy of {before}, which is still there and may be newer, while "
-                f"other folders are where they were: name {before} instead, or move it away if {now} has "
-                "taken its place"
-            )
+
+def _is_twice(one: Path, other: Path, number: int, used: Path) -> WrongFolders:
+    """The refusal of two folders that say they have this number; the broker has last used what was in `used`.
+    Only its operator knows which of them is the copy."""
+    advice = "name only the one to use"
+    for kept, left in ((one, other), (other, one)):
+        if kept.absolute() == used.absolute():
+            advice = f"name {kept} and not {left}, or move {kept} away if {left} is to take its place"
+    return WrongFolders(
+        f"the data folders {one} and {other} both say that they are folder {number} of this broker, which "
+        f"last used {used}: {advice}"
+    )
+
+
+def _different(pairs: Iterable[tuple[Path, Path]], timeout_s: float) -> list[tuple[Path, Path]]:
+    """The pairs of paths that do not lead to the same place, as far as that is known within the time-out."""
+    others = [pair for pair in pairs if pair[0].absolute() != pair[1].absolute()]
+    answers = ask_each(others, lambda pair: _is_one(*pair), timeout_s, "place")
+    return [pair for pair in others if answers[pair] is not True]
 
 
 def _is_one(one: Path, other: Path) -> bool:
-    """Whether two paths lead to the same folder, perhaps through a mount."""
+    """Whether two paths lead to the same place, through symbolic links or mounts. A folder that an overlay or
+    another network mount shows has another device number, so it is not recognized."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
     try:
         return os.path.samefile(one, other)
     except OSError:
         return False
-
-
-def _different(pairs: Iterable[tuple[Path, Path]], timeout_s: float) -> list[tuple[Path, Path]]:
-    """The pairs of paths that do not lead to the same place, as far as symbolic links can be followed within
-    the time-out."""
-    others = [pair for pair in pairs if pair[0].absolute() != pair[1].absolute()]
-    answers = ask_each(others, lambda pair: len(set(map(os.path.realpath, pair))) == 1, timeout_s, "place")
-    return [pair for pair in others if answers[pair] is not True]
 
 
 def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
@@ -420,15 +435,28 @@ def _sets(identities: Mapping[Path, Identity], with_data: Sequence[Path]) -> set
             f"the data folders do not belong together: another broker's data is in {names}"
             + (f", or the file {FILE_NAME!r} is missing there" if strangers else "")
         )
-    if len({identity.id for identity in identities.values()}) < len(identities):
-        raise WrongFolders(f"one data folder is a copy of another one: {', '.join(map(str, identities))}")
+    places: dict[str, Path] = {}
+    for path, identity in identities.items():
+        if (other := places.setdefault(identity.id, path)) is not path:
+            raise _is_twice(other, path, *_last_place(identity.id, identities.values()))
     return sets
+
+
+def _last_place(id_: str, identities: Iterable[Identity]) -> tuple[int, Path]:
+    """The number of a folder that is named twice, and where it was. The files of other folders know better
+    than its own, each of which may name its own place."""
+    return next(
+        (number, place)
+        for identity in sorted(identities, key=lambda each: each.id == id_)
+        for number, (each, place) in enumerate(identity.folders)
+        if each == id_
+    )
 
 
 def check_together(disk: Disk, paths: Sequence[Path], lost: Collection[Path] = ()) -> None:
     """Raise WrongFolders if these folders, all of which have data, cannot belong to one broker, or if one is
-    unfinished. Those that do not say whose they are, because their file is damaged, unreadable or `lost`, are
-    left out."""
+    unfinished, or a copy of one that is still there. Those that do not say whose they are, because their file
+    is damaged, unreadable or `lost`, are left out."""
     identities: dict[Path, Identity] = {}
     with_data: list[Path] = []
     for path in [path for path in paths if path not in lost]:
@@ -442,6 +470,7 @@ def check_together(disk: Disk, paths: Sequence[Path], lost: Collection[Path] = (
                 identities[path] = identity
     _sets(identities, with_data)
     latest(identities.values()).refuse_given_up(identities)
+    _refuse_copies(disk, identities, TIMEOUT_MS / 1_000)
 
 
 def has_data(disk: Disk, path: Path) -> bool:

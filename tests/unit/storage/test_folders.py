@@ -12,7 +12,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from storage.disk import LocalDisk, close_quietly, make_root, publish, read_file
-from storage.errors import DiskFailed, DiskHangs
+from storage.errors import DiskFailed, DiskHangs, StorageError
 from storage.folder_identity import (
     FILE_NAME,
     UNFINISHED_NAME,
@@ -22,7 +22,7 @@ from storage.folder_identity import (
     read_identity,
 )
 from storage.folder_survey import replace_folder, survey_folders
-from storage.folders import Folder, arrange
+from storage.folders import Folder, arrange, check_together
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import flip
 from tests.support.recording_disk import RecordingDisk
@@ -119,11 +119,114 @@ def test_a_copy_of_a_folder_is_not_used_beside_the_others_while_that_folder_is_s
     known = arrange(disk, [A, B])
     disk.make_directory(C)
     write(disk, C / FILE_NAME, read_file(disk, B / FILE_NAME))
-    with pytest.raises(WrongFolders, match=r"/c is a copy of /b, which is still there.* name /b instead"):
-        arrange(disk, [A, C])
+    for named in ([A, C], [C, A]):
+        with pytest.raises(WrongFolders, match=twice(C, B, 1, used=B, spare=C)):
+            arrange(disk, named)
+        with pytest.raises(WrongFolders, match=twice(C, B, 1, used=B, spare=C)):
+            check_together(disk, named)
+    for one, other in ((B, C), (C, B)):
+        with pytest.raises(WrongFolders, match=twice(one, other, 1, used=B, spare=C)):
+            arrange(disk, [one, A, other])
     assert arrange(disk, [A, B]) == known
     disk.remove_tree(B)
     assert arrange(disk, [A, C]) == [known[0], Folder(C, known[1].id)], "it was moved"
+
+
+def twice(one: Path, other: Path, number: int, *, used: Path, spare: Path) -> str:
+    """What is said of two folders that are the same one."""
+    return (
+        f"the data folders {one} and {other} both say that they are folder {number} of this broker, which "
+        f"last used {used}: name {used} and not {spare}, or move {used} away if {spare} is to take its place"
+    )
+
+
+def test_the_original_is_refused_beside_the_others_while_its_copy_is_there_and_was_used_last() -> None:
+    """Symptom: the original was called a copy of its copy; and if it was named first, it was used."""
+    disk = RecordingDisk()
+    arrange(disk, [A, B])
+    identity = read_file(disk, B / FILE_NAME)
+    disk.rename(B, C)
+    arrange(disk, [A, C])
+    disk.make_directory(B)
+    write(disk, B / FILE_NAME, identity)
+    for named in ([A, B], [B, A]):
+        with pytest.raises(WrongFolders, match=twice(B, C, 1, used=C, spare=B)):
+            arrange(disk, named)
+    for named in ([A, B, C], [B, C, A]):
+        with pytest.raises(WrongFolders, match=twice(B, C, 1, used=C, spare=B)):
+            arrange(disk, named)
+
+
+def test_of_two_copies_whose_original_is_gone_only_one_may_be_named() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    for path in (C, D):
+        disk.make_directory(path)
+        write(disk, path / FILE_NAME, read_file(disk, B / FILE_NAME))
+    disk.remove_tree(B)
+    text = "/c and /d both say that they are folder 1 of this broker, which last used /b: name only the one"
+    for named in ([A, C, D], [C, D]):
+        with pytest.raises(WrongFolders, match=text):
+            arrange(disk, named)
+    assert arrange(disk, [A, D]) == [known[0], Folder(D, known[1].id)]
+
+
+def test_a_copy_is_refused_if_all_others_were_moved() -> None:
+    """Symptom: that was taken for a copy of the whole broker."""
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    disk.make_directory(C)
+    write(disk, C / FILE_NAME, read_file(disk, B / FILE_NAME))
+    disk.rename(A, D)
+    with pytest.raises(WrongFolders, match=twice(C, B, 1, used=B, spare=C)):
+        arrange(disk, [D, C])
+    assert paths(arrange(disk, [D, B])) == [D, B]
+    disk.rename(B, E)
+    assert arrange(disk, [D, C]) == [Folder(D, known[0].id), Folder(C, known[1].id)]
+
+
+def test_folders_of_a_broker_and_of_its_copy_are_not_mixed() -> None:
+    disk = RecordingDisk()
+    arrange(disk, [A, B])
+    for original, copy in ((A, C), (B, D)):
+        disk.make_directory(copy)
+        write(disk, copy / FILE_NAME, read_file(disk, original / FILE_NAME))
+    arrange(disk, [C, D])
+    for named in ([A, D], [D, A], [C, B], [B, C]):
+        with pytest.raises(WrongFolders, match="both say that they are folder"):
+            arrange(disk, named)
+    check_together(disk, [C, D])
+    assert paths(arrange(disk, [A, B])) == [A, B] and paths(arrange(disk, [C, D])) == [C, D]
+
+
+def test_a_folder_was_moved_if_another_one_is_where_it_was() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    disk.rename(B, C)
+    arrange(disk, [B, E])
+    assert arrange(disk, [A, C]) == [known[0], Folder(C, known[1].id)]
+
+
+def test_if_a_start_that_adds_a_folder_breaks_off_the_next_one_ends_it() -> None:
+    """Otherwise the folder counts as missing from then on."""
+    for failing in (A, B, C):
+        disk = FaultyDisk(RecordingDisk())
+        known = arrange(disk, [A, B])
+        disk.fail("rename", path_part=f"{failing}/")
+        with pytest.raises(StorageError):
+            arrange(disk, [A, B, C])
+        again = arrange(disk, [A, B, C])
+        assert again[:2] == known and again[2].path == C and not again[2].is_missing
+        assert arrange(disk, [C, B, A]) == again
+
+
+def test_an_empty_folder_that_cannot_be_read_any_more_is_an_error_and_not_left_out() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    arrange(disk, [A, B])
+    disk.make_directory(C)
+    disk.fail("names", path_part=str(C), nth=4)
+    with pytest.raises(DiskFailed):
+        arrange(disk, [A, B, C])
 
 
 def test_a_folder_that_is_mounted_in_two_places_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
