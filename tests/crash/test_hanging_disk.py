@@ -5,6 +5,7 @@ is lost or delivered twice.
 from __future__ import annotations
 
 import errno
+import json
 import threading
 import time
 import urllib.request
@@ -39,6 +40,7 @@ from tests.support import scrapes
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.rest_client import RestClient
 from tests.support.sas import sas_token
 
 TIMEOUT_MS = 3_000
@@ -343,6 +345,40 @@ def test_the_official_client_hears_at_once_that_the_lock_has_ended_if_the_partit
         (again,) = receiver.receive_messages(max_message_count=1, max_wait_time=BACK_WITHIN_S)
         assert again.sequence_number == first.sequence_number
         receiver.complete_message(again)
+
+
+def test_over_http_the_lock_is_lost_and_counts_as_an_error_of_the_broker_if_the_partition_is_down(
+    tmp_path: Path,
+) -> None:
+    """Symptom: it counted as an error of the client."""
+    disk = FaultyDisk(LocalDisk())
+    with (
+        broker_on(disk, tmp_path) as broker,
+        RestClient(broker.addresses.http_port) as rest,
+        client_of(broker.addresses) as raw,
+    ):
+        assert raw.send(VICTIM) is None
+        locked = rest.receive("/orders", timeout=10)
+        disk.hang("sync", VICTIM_FOLDER)
+        assert raw.send(VICTIM) == SERVER_BUSY
+        before = errors_of(broker)
+        for method in ("DELETE", "PUT", "POST"):
+            answer = rest.ask(method, locked.lock)
+            assert answer.status == 404 and "retry-after" not in answer.headers
+            assert b"please receive the messages again" in answer.body
+        assert errors_of(broker) == (before[0], before[1] + 3)
+        tokens = {"lockTokens": [locked.broker_properties["LockToken"]]}
+        answer = rest.ask("POST", "/$partibus/abandon-messages/orders", json.dumps(tokens))
+        assert answer.json == {"abandoned": [], "lost": tokens["lockTokens"]}
+        disk.release()
+
+
+def errors_of(broker: BrokerThread) -> tuple[int, int]:
+    """Operations that were refused because of the client, and because of the broker."""
+    text = scrapes.metrics(broker.addresses, within_s=5)
+    names = ("user_errors_total", "server_errors_total")
+    user, server = (scrapes.by_entity(text, name).get("orders", 0) for name in names)
+    return user, server
 
 
 def test_the_official_client_hears_at_once_that_the_lock_of_a_session_has_ended_with_its_partition(
