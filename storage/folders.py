@@ -90,7 +90,7 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
     named = {path: identity for path, identity in found.items() if identity is not None}
     _sets(named, ())
     not_named = _NotNamed(disk, named, paths, timeout_s)
-    _refuse_copies(disk, named, timeout_s)
+    _refuse_copies(disk, named, paths, timeout_s)
     known = not_named.known
     known.refuse_given_up(named)
     _check_named(named, unreadable, known, timeout_s)
@@ -237,14 +237,18 @@ def _moved(known: Latest, named: Mapping[Path, Identity], timeout_s: float) -> l
     return _different(pairs, timeout_s)
 
 
-def _refuse_copies(disk: Disk, named: Mapping[Path, Identity], timeout_s: float) -> None:
+def _refuse_copies(
+    disk: Disk, named: Mapping[Path, Identity], paths: Sequence[Path], timeout_s: float
+) -> None:
     """Raise WrongFolders if a folder is still where it was, but another one that says the same of itself is
     named: one of the two is a copy, perhaps an old one. If that goes for all named folders, they are a copy
-    of the whole broker, and may be used as one of their own.
+    of the whole broker, and may be used as one of their own. A folder that is named where it was belongs to
+    the original, even if it does not say whose it is: its disk may not be mounted.
 
     Once a copy was used, the files differ in where the folder was: each of their lists is looked at.
     """
     now = {identity.id: path for path, identity in named.items()}
+    named_places = {path.absolute() for path in paths}
     lists = dict.fromkeys(identity.folders for identity in named.values())
     pairs = [(place, now[id_]) for entries in lists for id_, place in entries if id_ in now]
     moved = _different(dict.fromkeys(pairs), timeout_s)
@@ -255,7 +259,8 @@ def _refuse_copies(disk: Disk, named: Mapping[Path, Identity], timeout_s: float)
             for number, (id_, place) in enumerate(entries)
             if isinstance(there := found.get((place, now.get(id_, place))), Identity) and there.id == id_
         ]
-        if twice and len(twice) < len(named):
+        stays = any(place.absolute() in named_places for _, place in entries)
+        if twice and (stays or len(twice) < len(named)):
             number, place, path = twice[0]
             raise _is_twice(path, place, number, place)
 
@@ -470,7 +475,7 @@ def check_together(disk: Disk, paths: Sequence[Path], lost: Collection[Path] = (
                 identities[path] = identity
     _sets(identities, with_data)
     latest(identities.values()).refuse_given_up(identities)
-    _refuse_copies(disk, identities, TIMEOUT_MS / 1_000)
+    _refuse_copies(disk, identities, paths, TIMEOUT_MS / 1_000)
 
 
 def has_data(disk: Disk, path: Path) -> bool:

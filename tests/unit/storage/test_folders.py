@@ -112,6 +112,25 @@ def test_a_copy_of_a_broker_leaves_the_folders_of_the_original_alone() -> None:
     assert paths(arrange(disk, [A, B])) == [A, B]
 
 
+def test_a_copy_of_a_folder_is_not_used_while_the_disk_of_another_one_is_away() -> None:
+    """Symptom: with nothing at the place of the second folder, an old copy of the first one was used, and what
+    it was sent was gone when the second one was back."""
+    disk = RecordingDisk()
+    arrange(disk, [A, B])
+    disk.make_directory(C)
+    write(disk, C / FILE_NAME, read_file(disk, A / FILE_NAME))
+    second = read_file(disk, B / FILE_NAME)
+    disk.remove_tree(B)
+    disk.make_directory(B)
+    for is_readable in (True, False):  # an empty mount point, then a damaged file
+        with pytest.raises(WrongFolders, match=twice(C, A, 0, used=A, spare=C)):
+            arrange(disk, [C, B])
+        if is_readable:
+            write(disk, B / FILE_NAME, b"damaged")
+    write(disk, B / FILE_NAME, second)
+    assert paths(arrange(disk, [A, B])) == [A, B]
+
+
 def test_a_copy_of_a_folder_is_not_used_beside_the_others_while_that_folder_is_still_there() -> None:
     """Symptom: an old copy of the second folder was used without a word, and messages that the original had
     were gone from view."""
