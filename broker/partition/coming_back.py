@@ -118,6 +118,7 @@ class ComingBack:
         "_bounds",
         "_clock",
         "_clock_settings",
+        "_counted_as",
         "_delay_ms",
         "_delay_ms_max",
         "_delay_ms_min",
@@ -160,8 +161,10 @@ class ComingBack:
         self._openings, self._entity, self._late = openings, entity, late
         self._opening: Opening | None = None
         """The partition's turn, or its place in the line."""
+        self._counted_as: Opening | None = None
+        """What is read in this turn counts as this; None if the partition was open (`Reload`)."""
         self._is_stopped = False
-        """Whether the partition is stopped, and waits for no other turn."""
+        """Whether the partition is stopped, and waits for no turn."""
         self._delay_ms_min, self._delay_ms_max = limits.recovery_delay_ms, limits.recovery_delay_ms_max
         self._delay_ms = 0
         self.has_failed = False
@@ -191,7 +194,8 @@ class ComingBack:
         is_hung: bool,
     ) -> bool:
         """Carry out `load` when the partition's turn comes, and again if it turns out that there is no room
-        for its messages. False if the turn does not come, because the partition is stopped.
+        for its messages. False if the turn does not come, because the partition is stopped: one that is
+        stopped is opened if its turn comes at once, or not at all.
 
         `urgency` gives the urgency, from the one that counts if only receivers want it. `size`: what the
         messages are expected to take, in bytes, unless that is known from when it was last open. `is_wanted`:
@@ -204,15 +208,15 @@ class ComingBack:
             openings = Openings(seconds=openings.seconds, room=openings.room)
         size = least = size if self._dropped_bytes is None else self._dropped_bytes
         while True:
-            if self._is_stopped and self.has_failed and not was_open:
-                return False
             needed = (0, 0) if was_open else (OPENING_BYTES + size, OPENING_BYTES + least)
             how_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)
             try:
                 with openings.place(self._entity, how_urgent, self._late, *needed) as opening:
-                    self._opening = opening
+                    self._opening, self._counted_as = opening, None if was_open else opening
+                    if self._is_stopped:
+                        opening.give_up()  # nobody else would: `stop_waiting` has been called
                     if not await opening.has_turn():
-                        return False
+                        break
                     try:
                         await load()
                         return True
@@ -220,7 +224,10 @@ class ComingBack:
                         size, least = error.size - OPENING_BYTES, error.least - OPENING_BYTES
                         await self._close_again()
             finally:
-                self._opening = None
+                self._opening = self._counted_as = None
+        if was_open:
+            await self.discard_commit()  # its clients are answered next
+        return False
 
     async def _close_again(self) -> None:
         """Free what was read, and what the log takes while it is open."""
@@ -232,9 +239,9 @@ class ComingBack:
     def _counted(self) -> Iterator[Opening | Reload]:
         """Count what is read within this block: as the opening, or as a reload if the partition was open."""
         share, self._dropped_share = self._dropped_share, None
-        if self._opening is not None and self._opening.size:
-            yield self._opening
-        else:  # it was open
+        if self._counted_as is not None:
+            yield self._counted_as
+        else:
             assert share is not None and self._dropped_bytes is not None
             with self._openings.room.reload(share, OPENING_BYTES + self._dropped_bytes) as reload:
                 yield reload

@@ -507,8 +507,10 @@ class Openings:
 
     def _may_pass_on(self, opening: Opening) -> bool:
         """Whether this partition may have the turn that others are late with. What these take counts as soon
-        as the disk answers."""
-        return not self._late_bytes or self._late_bytes + opening.size <= self.room.part_beyond
+        as the disk answers, so one that needs no room never waits for them."""
+        return not (self._late_bytes and opening.size) or (
+            self._late_bytes + opening.size <= self.room.part_beyond
+        )
 
     def _next(self, now_s: float) -> Opening | None:
         leave_out: Container[str] = ()

@@ -19,7 +19,7 @@ from broker.operations.settling import Complete, Release
 from broker.partition.health import Health
 from broker.partition.messages import Messages
 from broker.partition.opening_room import OPENING_BYTES, OpeningRoom
-from broker.partition.openings import NoRoom, Opening, Openings
+from broker.partition.openings import NoRoom, Opening, Openings, Urgency
 from broker.partition.snapshot import Snapshot
 from broker.partition.state import Partition
 from broker.partition.task_limits import TaskLimits
@@ -231,6 +231,112 @@ async def test_a_stopped_partition_does_not_wait_for_room_to_be_read_again() -> 
         fails.set()
         await asyncio.wait_for(stopping, 5)
     assert harness.task.health is Health.STOPPED and room.under_way == 0
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_partition_that_is_stopped_waits_for_no_room(
+    *, is_read: bool, has_failed: bool, is_deleted: bool
+) -> None:
+    """Symptom: a queue was deleted while one of its closed partitions was read. There turned out to be no
+    room for it, it waited for that, and the queue was being deleted for ever."""
+    room = OpeningRoom(in_partitions=lambda: 1 << 40)
+    harness = Harness(openings=Openings(room=room))
+    await harness.send(*[bytes(100)] * 2_000)
+    await harness.restart()
+    coming_back, replay = harness.task._coming_back, harness.log.replay
+    reading, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(since: Position) -> AsyncIterator[Frame]:
+        reading.set()
+        await goes_on.wait()
+        async for frame in replay(since):
+            yield frame
+
+    harness.log.replay = slow  # type: ignore[method-assign]
+    errors = [StorageError("no")] if has_failed else []
+    harness.log.on_acquire = lambda: errors.pop() if errors else None
+    async with running(harness):
+        harness.post(1, Peek(MAIN, 0, 1))
+        if has_failed:
+            await until(lambda: coming_back.has_failed)
+        if not is_read:
+            room.measured(1_000, 1_000)
+        harness.clock.advance(harness.limits.recovery_delay_ms)
+        harness.task.wake()
+        if is_read:
+            await reading.wait()
+            room.measured(1_000, 1_000)
+        else:
+            await until(lambda: coming_back._opening is not None and coming_back._opening.is_waiting)
+        stopping = asyncio.create_task(harness.task.stop(is_deleted=is_deleted))
+        await until(lambda: coming_back._is_stopped)
+        goes_on.set()
+        await asyncio.wait_for(stopping, 5)
+    assert harness.task.health is Health.STOPPED and not coming_back._to_free
+    assert room.under_way == harness.budget.state_bytes == 0
+
+
+async def test_a_closed_partition_that_is_stopped_is_opened_at_once_or_not_at_all() -> None:
+    """Symptom: it waited for room to carry out what was in its mailbox, and the queue was being stopped for
+    ever."""
+    room = OpeningRoom()
+    harness = Harness(openings=Openings(room=room))
+    await harness.restart(clean=True)
+    room.measured(1_000, 1_000)
+    async with running(harness):
+        await until(lambda: harness.task._sleeps)
+        harness.post(1, Send([b"b"], None))
+        await asyncio.wait_for(harness.task.stop(), 5)
+    assert one(harness.take(1), Failed).reason is Reason.PARTITION_UNAVAILABLE
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_a_partition_stopped_before_it_is_read_again_discards_the_commit_that_failed(
+    *, is_waiting: bool
+) -> None:
+    """Symptom: it was stopped while it waited for its turn. Its client was told that nothing was stored,
+    while the commit could still be on the disk."""
+    openings = Openings(at_once=1)
+    harness = Harness(openings=openings)
+    await harness.send(b"a")
+    acquired: list[bool] = []
+    harness.log.on_acquire = lambda: acquired.append(bool(harness.received[1]))
+    harness.log.fail_append(CommitFailed("no"))
+    gate = harness.log.gate = asyncio.Event()
+    coming_back = harness.task._coming_back
+    with openings.place("other", Urgency.ANSWER, lambda: None):
+        async with running(harness):
+            harness.post(1, Send([b"lost"], None))
+            if is_waiting:
+                gate.set()
+                await until(lambda: coming_back._opening is not None and coming_back._opening.is_waiting)
+            stopping = asyncio.create_task(harness.task.stop())
+            await until(lambda: coming_back._is_stopped)
+            gate.set()
+            await asyncio.wait_for(stopping, 5)
+    one(harness.take(1), Failed)
+    assert harness.task.health is Health.STOPPED and acquired == [False], "before the answer"
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"a"]
+
+
+async def test_a_stopped_partition_is_read_again_if_its_turn_comes_at_once() -> None:
+    room = OpeningRoom()
+    harness = Harness(openings=Openings(room=room))
+    await harness.send(b"a")
+    harness.log.fail_append(CommitFailed("no"))
+    gate = harness.log.gate = asyncio.Event()
+    room.measured(1_000, 1_000)
+    async with running(harness):
+        harness.post(1, Send([b"lost"], None))
+        stopping = asyncio.create_task(harness.task.stop())
+        await until(lambda: harness.task._coming_back._is_stopped)
+        gate.set()
+        await asyncio.wait_for(stopping, 5)
+    assert harness.healths[-3:] == [Health.RECOVERING, Health.HEALTHY, Health.STOPPED]
+    assert room.under_way == 0, "it needs no room"
 
 
 async def test_a_partition_that_is_stopped_carries_out_what_it_was_closed_with() -> None:

@@ -412,6 +412,16 @@ async def test_who_awaits_an_answer_is_told_once_that_there_is_no_room() -> None
         ]
 
 
+async def test_one_that_needs_no_room_waits_for_no_late_one() -> None:
+    with Turns() as turns:
+        turns.room.measured(0, 800)
+        turns.join("a0", size=200)
+        turns.of("a0").is_late()
+        turns.join("b0", size=1)
+        turns.join("c0", size=0)
+        assert turns.begun == ["a0", "c0"]
+
+
 async def test_waiting_for_memory_costs_little_whatever_the_number_of_partitions() -> None:
     """Symptom: each that came looked at all that waited; 8,000 took half a minute."""
     count = 0
