@@ -203,9 +203,7 @@ class ComingBack:
         not wait for room (`Reload`). `is_hung`: its disk is known to hang, so no other waits for it. Raises
         what `load` raises.
         """
-        openings = self._openings
-        if is_hung:
-            openings = Openings(seconds=openings.seconds, room=openings.room)
+        openings = self._openings.when_hung if is_hung else self._openings
         size = least = size if self._dropped_bytes is None else self._dropped_bytes
         while True:
             needed = (0, 0) if was_open else (OPENING_BYTES + size, OPENING_BYTES + least)
@@ -217,6 +215,8 @@ class ComingBack:
                         opening.give_up()  # nobody else would: `stop_waiting` has been called
                     if not await opening.has_turn():
                         break
+                    if is_hung:
+                        opening.is_late()
                     try:
                         await load()
                         return True

@@ -24,7 +24,8 @@ as much as it is likely to take, or after LATE_S for little more than is certain
 partition, unless the folder's late ones would then take more than a part of the memory mark. It also shows
 what the others wait for: those that have waited as long, and all if nothing was opened meanwhile, are told
 that they are late, and answer their clients. They keep their place. They are told a few in a turn of the
-event loop, because each may have many clients.
+event loop, because each may have many clients. Partitions whose disk is known to hang have turns of their
+own (`when_hung`), which count as late from the start.
 
 *Before the line.* Clients may ask for thousands of closed partitions in one turn of the event loop: each
 credit on a queue with 16 partitions asks all of them. To join the line takes each some dozen microseconds, so
@@ -318,6 +319,7 @@ class Openings:
         self._awaited: deque[Opening] = deque()
         """Those in the line of answers without room, about in the order in which they joined, until they have
         been told that they are late."""
+        self._when_hung: Openings | None = None
         self._ended_s = float("-inf")
         """When a turn last ended."""
         self._looking: asyncio.TimerHandle | None = None
@@ -329,6 +331,14 @@ class Openings:
         """Tells partitions that they are late."""
         self.waking = Few(WOKEN_AT_ONCE)
         """Wakes closed partitions that are to join the line."""
+
+    @property
+    def when_hung(self) -> Openings:
+        """The turns of those whose disk is known to hang: no other of the folder waits for these. Beyond the
+        room, they count as one folder, however many they are."""
+        if self._when_hung is None:
+            self._when_hung = Openings(self._at_once, self.seconds, self.room)
+        return self._when_hung
 
     @contextmanager
     def place(

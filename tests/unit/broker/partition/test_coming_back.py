@@ -18,8 +18,8 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete, Release
 from broker.partition.health import Health
 from broker.partition.messages import Messages
-from broker.partition.opening_room import OPENING_BYTES, OpeningRoom
-from broker.partition.openings import NoRoom, Opening, Openings, Urgency
+from broker.partition.opening_room import OPENING_BYTES, PAUSE_S, OpeningRoom
+from broker.partition.openings import AT_ONCE, NoRoom, Opening, Openings, Urgency
 from broker.partition.snapshot import Snapshot
 from broker.partition.state import Partition
 from broker.partition.task_limits import TaskLimits
@@ -372,6 +372,66 @@ async def test_a_partition_that_could_not_be_read_again_is_expected_to_hold_what
     assert harness.healths[-2:] == [Health.RECOVERING, Health.HEALTHY]
     assert room.under_way == 0
     assert acquired == [0, OPENING_BYTES + state_bytes + MESSAGE_OVERHEAD_BYTES], "with the one that was lost"
+
+
+async def test_partitions_whose_disk_hangs_keep_no_other_waiting() -> None:
+    """Symptom: each of them counted as a folder of its own. While memory was short, the first partition of a
+    folder that was well waited for a turn of each."""
+    now_s, has_turn, count = 0.0, list[int](), 3 * AT_ONCE
+    mark = 8 * count * OPENING_BYTES
+    room = OpeningRoom(lambda: now_s, lambda: mark)
+    sick, well = [Openings(seconds=lambda: now_s, room=room) for _ in range(2)]
+    room.measured(mark, mark)
+
+    async def hang(number: int, *, was_open: bool) -> None:
+        async def load() -> None:
+            has_turn.append(number)
+            await asyncio.Event().wait()
+
+        coming_back = Harness(openings=sick, number=number).task._coming_back
+        why = {"is_wanted": True, "was_open": was_open, "is_hung": True}
+        await coming_back.in_turn(load, lambda urgency: urgency, 0, **why)
+
+    hung = [asyncio.create_task(hang(number, was_open=number % 2 == 0)) for number in range(2 * count)]
+    with well.place("well", Urgency.MESSAGES, lambda: None, 1) as opening:
+        await until(lambda: len(has_turn) == count)
+        assert not any(number % 2 for number in has_turn), "those that were open need no room"
+        for looks in range(1, 2 * count + 1):
+            now_s += PAUSE_S
+            sick.when_hung._look()
+            well._look()
+            await until(lambda looks=looks: len(has_turn) + (not opening.is_waiting) == count + looks)  # type: ignore[misc]
+            if not opening.is_waiting:
+                break
+        assert looks == 2 and room.under_way == OPENING_BYTES + 1, "the folders take turns"
+    room.measured(0, mark)
+    with sick.place("sick", Urgency.MESSAGES, lambda: None) as opening:
+        assert not opening.is_waiting
+    for task in hung:
+        task.cancel()
+    await asyncio.gather(*hung, return_exceptions=True)
+    assert room.under_way == 0
+
+
+async def test_one_whose_disk_is_known_to_hang_waits_for_no_other_and_makes_none_late() -> None:
+    openings, has_turn, late = Openings(at_once=1), asyncio.Event(), list[str]()
+
+    async def load() -> None:
+        has_turn.set()
+        await asyncio.Event().wait()
+
+    with (
+        openings.place("first", Urgency.MESSAGES, lambda: None),
+        openings.place("second", Urgency.MESSAGES, lambda: late.append("second")) as second,
+    ):
+        coming_back = Harness(openings=openings).task._coming_back
+        why = {"is_wanted": True, "was_open": True, "is_hung": True}
+        hung = asyncio.create_task(coming_back.in_turn(load, lambda urgency: urgency, 0, **why))
+        await asyncio.wait_for(has_turn.wait(), 5)
+        await asyncio.sleep(0)
+        assert second.is_waiting and not late
+        hung.cancel()
+        await asyncio.gather(hung, return_exceptions=True)
 
 
 async def test_what_a_checkpoint_holds_says_nothing_about_the_records_after_it(
