@@ -128,6 +128,7 @@ class ComingBack:
         "_is_stopped",
         "_late",
         "_log",
+        "_name",
         "_number",
         "_opening",
         "_openings",
@@ -143,7 +144,7 @@ class ComingBack:
     def __init__(
         self,
         number: int,
-        entity: str,
+        entity: EntityDescription,
         log: Log,
         clock: Clock,
         patience: Patience,
@@ -153,12 +154,13 @@ class ComingBack:
         slices: Slices,
         limits: TaskLimits,
     ) -> None:
-        """`number`: the partition's. `entity`: the generation of its entity. `late` is called if it has
-        waited too long in `openings`. The pause after the first failed attempt is `recovery_delay_ms`; it
-        doubles with each further failure, up to `recovery_delay_ms_max`."""
+        """`number`: the partition's. `late` is called if it has waited too long in `openings`. The pause
+        after the first failed attempt is `recovery_delay_ms`; it doubles with each further failure, up to
+        `recovery_delay_ms_max`."""
         self._number, self._log, self._clock, self._patience = number, log, clock, patience
         self._payloads, self._slices, self._bounds = payloads, slices, limits.bounds
-        self._openings, self._entity, self._late = openings, entity, late
+        self._openings, self._late = openings, late
+        self._entity, self._name = entity.generation, entity.name
         self._opening: Opening | None = None
         """The partition's turn, or its place in the line."""
         self._counted_as: Opening | None = None
@@ -209,7 +211,9 @@ class ComingBack:
             needed = (0, 0) if was_open else (OPENING_BYTES + size, OPENING_BYTES + least)
             how_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)
             try:
-                with openings.place(self._entity, how_urgent, self._late, *needed) as opening:
+                with openings.place(
+                    self._entity, how_urgent, self._late, *needed, name=self._name
+                ) as opening:
                     self._opening, self._counted_as = opening, None if was_open else opening
                     if self._is_stopped:
                         opening.give_up()  # nobody else would: `stop_waiting` has been called

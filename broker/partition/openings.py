@@ -73,6 +73,8 @@ PASSED_AT_ONCE = 256
 """How many partitions without room are put into the other line in one turn of the event loop."""
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
+NAMED_MAX = 8
+"""How many entities a line of the log names whose partitions wait for memory."""
 SURPLUS_PARTS = 4
 SURPLUS_BYTES_MAX = 4 * 1024 * 1024
 """A partition may take this part more than was expected without asking, but no more than this: what is noted
@@ -139,6 +141,7 @@ class Opening:
         "joined_s",
         "least",
         "line",
+        "name",
         "share",
         "size",
         "urgency",
@@ -153,8 +156,11 @@ class Opening:
         least: int,
         now_s: float,
         late: Callable[[], None],
+        name: str,
     ) -> None:
         self._openings, self.entity, self.urgency, self._late = openings, entity, urgency, late
+        self.name = name
+        """What the log calls the entity."""
         self.size = size
         """What it is expected to take in memory, in bytes."""
         self.least = least
@@ -316,9 +322,9 @@ class Openings:
         self._last_joined_s = self._all_told_s = float("-inf")
         """When the last one joined, and until when all that had joined were told that they are late: whoever
         waits is looked at once, however many turns are late."""
-        self._awaited: deque[Opening] = deque()
+        self._awaited: OrderedDict[Opening, None] = OrderedDict()
         """Those in the line of answers without room, about in the order in which they joined, until they have
-        been told that they are late."""
+        been told that they are late, or wait no more. Some may have moved up since."""
         self._when_hung: Openings | None = None
         self._ended_s = float("-inf")
         """When a turn last ended."""
@@ -348,20 +354,22 @@ class Openings:
         late: Callable[[], None],
         size: int = 0,
         least: int | None = None,
+        *,
+        name: str | None = None,
     ) -> Iterator[Opening]:
         """A place in the line. The turn ends with this block. `late` is called, perhaps more than once, if
         the partition has waited too long for a disk that does not answer, or for memory. `size`: what it
         is expected to take there, in bytes. `least`: what is expected once it has waited for LATE_S, if that
-        is less."""
-        self._last_joined_s = self.seconds()
-        opening = Opening(
-            self, entity, urgency, size, size if least is None else least, self._last_joined_s, late
-        )
+        is less. `name`: what the log calls the entity, if not `entity`."""
+        now_s = self._last_joined_s = self.seconds()
+        least = size if least is None else least
+        opening = Opening(self, entity, urgency, size, least, now_s, late, entity if name is None else name)
         self.join(opening)
         try:
             yield opening
         finally:
             opening.give_up()
+            self._awaited.pop(opening, None)
             if opening.began_s is not None:
                 self._ended_s = self.seconds()
                 self.room.give_back(opening, opening.size, opening.share, opening.come)
@@ -439,6 +447,7 @@ class Openings:
         self._go_on()
 
     def _begin(self, opening: Opening, now_s: float) -> None:
+        self._awaited.pop(opening, None)
         self._under_way[opening] = None
         self._busy[opening.entity] += 1
         opening.begin(now_s)
@@ -459,13 +468,16 @@ class Openings:
     def _tell_awaited(self, since_s: float) -> None:
         """Tell those in the line of answers without room that have waited since then."""
         late: list[Opening] = []
-        while self._awaited and self._awaited[0].joined_s <= since_s:
-            opening = self._awaited.popleft()
+        while self._awaited and (opening := next(iter(self._awaited))).joined_s <= since_s:
+            del self._awaited[opening]
             if opening.line is self._short[Urgency.ANSWER]:
                 late.append(opening)
         if late:
             log.warning(
-                "partitions.wait_for_memory", partitions=len(late), bytes=sum([each.size for each in late])
+                "partitions.wait_for_memory",
+                partitions=len(late),
+                bytes=sum([each.size for each in late]),
+                entities=list(dict.fromkeys([each.name for each in late]))[:NAMED_MAX],
             )
             self._are_late(late)
 
@@ -536,7 +548,7 @@ class Openings:
                 self._going_on.soon(self._go_on_anew)
                 short.join(opening, is_new=opening.entity not in self._busy)
                 if opening.urgency is Urgency.ANSWER and not opening.is_told:
-                    self._awaited.append(opening)
+                    self._awaited[opening] = None
         return None
 
 

@@ -132,7 +132,7 @@ class PartitionTask:
         self._sleeps = self._waits_for_short = False
         """Whether the task waits for work, and whether it is to be woken when the short cycle has ended."""
         shared = (openings or Openings(), payloads, self._slices)
-        about = (number, description.generation, log, clock, self._patience, self._opens_late)
+        about = (number, description, log, clock, self._patience, self._opens_late)
         self._coming_back = ComingBack(*about, *shared, self._limits)
         self._is_opening = self._open_wanted = self._is_upkeep_due = False
         self._is_late = False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -76,10 +78,16 @@ async def test_a_log_that_cannot_be_opened_at_first_comes_up_later() -> None:
 
 async def test_each_attempt_to_open_a_closed_partition_needs_room_in_memory() -> None:
     """Symptom: after a first attempt that failed, the next one was made without asking for room."""
-    harness, asked = Harness(), list[int]()
+    harness, asked, names = Harness(), list[int](), set[str]()
     openings = harness.task._coming_back._openings
     place = openings.place
-    openings.place = lambda *given: asked.append(given[3]) or place(*given)  # type: ignore[func-returns-value, method-assign]
+
+    def watched(*given: Any, name: str) -> AbstractContextManager[Opening]:
+        asked.append(given[3])
+        names.add(name)
+        return place(*given, name=name)
+
+    openings.place = watched  # type: ignore[method-assign, assignment]
     errors = [StorageError("no")]
     harness.log.on_acquire = lambda: errors.pop() if errors else None
     await harness.do(1, Send([b"a"], None))
@@ -88,6 +96,7 @@ async def test_each_attempt_to_open_a_closed_partition_needs_room_in_memory() ->
     harness.log.fail_append(CommitFailed("no"))
     await harness.do(1, Send([b"a"], None))
     assert asked[2:] == [0], "its messages are in memory"
+    assert names == {harness.description.name}
 
 
 async def test_a_partition_with_more_messages_than_there_is_room_for_waits_for_its_turn_again() -> None:

@@ -24,6 +24,7 @@ from broker.partition.openings import (
     LATE_S,
     LONG_S,
     MOVED_AT_ONCE,
+    NAMED_MAX,
     PASSED_AT_ONCE,
     SHORT_AT_ONCE,
     SURPLUS_BYTES_MAX,
@@ -410,6 +411,53 @@ async def test_who_awaits_an_answer_is_told_once_that_there_is_no_room() -> None
         assert [(each["event"], each["partitions"], each["bytes"]) for each in logged] == [
             ("partitions.wait_for_memory", 1, 10)
         ]
+
+
+async def test_one_that_has_moved_up_and_fallen_back_is_told_once() -> None:
+    """Symptom: the line in the log counted it as often as it had fallen back."""
+    with Turns() as turns:
+        turns.join("x0")
+        turns.join("b0", urgency=ANSWER, size=20)
+        turns.room.measured(10, 0)
+        turns.end("x0")
+        turns.join("x1", "x2", "x3")
+        turns.join("a0", urgency=ANSWER, size=10)
+        for ended in ("x1", "x2"):
+            turns.room.measured(0, 10)
+            turns.look()
+            assert turns.of("a0").line is turns.openings._lines[ANSWER]
+            turns.room.measured(10, 0)
+            turns.end(ended)
+            assert turns.of("a0").line is turns.openings._short[ANSWER]
+        turns.now_s = LATE_S
+        with capture_logs() as logged:
+            turns.look()
+            await asyncio.sleep(0)
+        assert [(each["partitions"], each["entities"]) for each in logged] == [(2, ["b", "a"])]
+        assert sorted(turns.late) == ["a0", "b0"]
+
+
+async def test_who_waits_no_more_is_forgotten() -> None:
+    """Symptom: those that had ended were kept until their clients would have waited for too long."""
+    with Turns() as turns:
+        turns.room.measured(10, 0)
+        turns.join("a0", "b0", urgency=ANSWER, size=10)
+        assert len(turns.openings._awaited) == 2
+        turns.end("a0")
+        turns.room.measured(0, 10)
+        turns.look()
+        assert turns.begun == ["b0"] and not turns.openings._awaited
+
+
+async def test_the_log_names_a_few_entities_whose_partitions_wait_for_memory() -> None:
+    with Turns() as turns:
+        turns.room.measured(10, 0)
+        for letter in "abcdefghijkl":
+            turns.join(f"{letter}0", f"{letter}1", urgency=ANSWER, size=10)
+        turns.now_s = LATE_S
+        with capture_logs() as logged:
+            turns.look()
+        assert [each["entities"] for each in logged] == [list("abcdefghijkl")[:NAMED_MAX]]
 
 
 async def test_one_that_needs_no_room_waits_for_no_late_one() -> None:
