@@ -74,8 +74,9 @@ ASKED_AGAIN_S = 2.0
 ASKED_S = 0.02
 """One read from a socket can ask for thousands of partitions before the first of them is being opened."""
 UNKNOWN_BYTES = 256 * 1024
-"""What an unknown partition is expected to take: a thousand messages. If it takes more, that shows while its
-log is read (`broker/partition/coming_back.py`)."""
+"""What an unknown partition is expected to take, a thousand messages, when its turn comes to be opened. If it
+takes more, that shows while its log is read (`broker/partition/coming_back.py`). Before it may ask for its
+turn, there must be room for this beside what its last note says (`Resting.take_room`)."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
 

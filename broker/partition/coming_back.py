@@ -56,13 +56,14 @@ async def replay_log(
     wall_ahead_ms: int,
     takes: Callable[[int, int, int], None],
 ) -> Replay:
-    """Replay the log into `messages`, which must be new, as must `snapshot`, for its checkpoint. Restarts
-    `patience` whenever the disk has answered, and stops it while nothing waits for the disk.
+    """Replay the log into `messages`, and note in `snapshot` what its checkpoint held; both must be new.
+    Restarts `patience` whenever the disk has answered, and stops it while nothing waits for the disk.
 
-    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called
-    after each step with how many bytes `messages` will take at least, how many they take by now, and how many
-    in the end if the rest of the checkpoint, or of the records after it, is like what was read of it; if it
-    raises an error, so does this. Raises StorageError; CorruptRecord for damaged or missing records.
+    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called before
+    a checkpoint is read, and after each step, with how many bytes `messages` will take at least, how many
+    they take by now, and how many in the end if the rest of the checkpoint, or of the records after it, is
+    like what was read of it; if it raises an error, so does this. Raises StorageError; CorruptRecord for
+    damaged or missing records.
     """
     replay = LogReplay(messages)
     read = stored = before = 0
@@ -329,7 +330,7 @@ class ComingBack:
                 await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
         except BaseException:
             messages.payloads.close()
-            self._to_free += [messages, snapshot]  # the last one first: it shares what it holds
+            self._to_free += [messages, snapshot]  # popped first: it shares frames with `messages`
             raise
         counted.share = messages.payloads
         return partition, replay

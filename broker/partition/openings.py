@@ -18,7 +18,7 @@ as far as there is room, and one partition is opened beyond that, for receivers 
 that are too large even for that keep no others waiting. If somebody has awaited an answer for LATE_S, the
 partition is told that it is late, as behind a disk that hangs. A partition that turns out to hold more than
 was expected asks for more room within its turn. If there is none, its turn ends (`NoRoom`), and it waits for
-as much as it is likely to take, or after LATE_S for little more than is certain.
+as much as it is likely to take, or after LATE_S for a quarter more than is certain.
 
 *A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
 partition, unless the folder's late ones would then take more than a part of the memory mark. It also shows
@@ -64,7 +64,7 @@ LONG_S = 1.0
 """How long reading a log may keep other entities waiting."""
 LATE_S = 5.0
 """How long a partition from which somebody awaits an answer may wait for memory. After as long, any partition
-is expected to take little more than is certain (`Opening.expect_less`)."""
+is expected to take only a quarter more than is certain (`Opening.expect_less`)."""
 SHORT_AT_ONCE = 64
 """How many partitions without room one look at the line passes over."""
 MOVED_AT_ONCE = 256
@@ -76,9 +76,10 @@ TOLD_AT_ONCE = 64
 NAMED_MAX = 8
 """How many entities a line of the log names whose partitions wait for memory."""
 SURPLUS_PARTS = 4
+"""A partition may take this part more than was expected without asking: what is noted is not exact. If there
+is no room, it waits for this part more than it is known to take at least (`NoRoom.least`)."""
 SURPLUS_BYTES_MAX = 4 * 1024 * 1024
-"""A partition may take this part more than was expected without asking, but no more than this: what is noted
-is not exact."""
+"""The most that a partition may take without asking. What it waits for has no such bound."""
 EXPECTED_AGAIN = 2
 """If there is no room for what has been read of a log, at most this many times as much is expected when the
 partition has its turn again, however much of the log is left."""

@@ -129,6 +129,23 @@ async def test_a_partition_with_more_messages_than_there_is_room_for_waits_for_i
     assert harness.task.health is Health.STOPPED and len(acquired) == 1
 
 
+async def test_a_partition_waits_again_for_what_is_likely_and_at_least_for_what_is_certain() -> None:
+    room = OpeningRoom(in_partitions=lambda: 1 << 40)
+    harness = Harness(openings=Openings(room=room))
+    for _ in range(40):
+        await harness.send(*[bytes(100)] * 500)
+    state_bytes = harness.budget.state_bytes
+    await harness.restart()
+    room.measured(1_000 * OPENING_BYTES, 1_001 * OPENING_BYTES)
+    async with running(harness):
+        harness.post(1, Peek(MAIN, 0, 1))
+        coming_back = harness.task._coming_back
+        await until(lambda: coming_back._opening is not None and coming_back._opening.size > OPENING_BYTES)
+        again = coming_back._opening
+        assert again is not None and again.is_waiting
+        assert OPENING_BYTES < again.least < again.size < OPENING_BYTES + state_bytes
+
+
 @pytest.mark.parametrize("error", [CommitFailed("no"), DiskFull("no room")])
 async def test_a_partition_that_is_read_again_counts_with_what_it_held(error: StorageError) -> None:
     """Symptom: while its messages were read again after a commit that failed, they counted nowhere."""

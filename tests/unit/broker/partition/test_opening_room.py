@@ -149,6 +149,16 @@ def test_what_a_large_partition_has_left_keeps_no_other_large_one_waiting() -> N
     assert memory.open_beyond(600), "the first one is small now"
 
 
+def test_what_a_large_partition_has_left_counts_among_the_small_ones() -> None:
+    memory = Memory(4_000, 6_400, lambda: 1_000)
+    small, large = memory.open_beyond(100), memory.open_beyond(5_000)
+    assert small is not None and large is not None
+    large.state_bytes = 100
+    assert all(memory.open_beyond(100) for _ in range(6)) and memory.open_beyond(100) is None
+    large.state_bytes = 0
+    assert memory.open_beyond(100)
+
+
 def test_a_large_partition_waits_while_it_would_take_far_more_than_the_mark() -> None:
     """Symptom: two partitions that each had taken most of the mark before a restart were opened together, and
     the kernel ended the broker at each start."""
@@ -215,6 +225,14 @@ def test_one_opened_beyond_the_room_may_grow_as_far_as_it_would_have_been_let_in
     assert memory.room.grow("b", 10, 100), "small ones have a part of their own"
     assert not memory.room.grow("b", 100, 101), "it is not small any more"
     memory.room.give_back("b", 100, None)
+    assert memory.room.under_way == 0
+
+
+def test_one_that_grows_is_as_good_as_alone_whatever_it_takes_itself() -> None:
+    memory = Memory(8_000, 6_400)
+    assert memory.room.has_turn("folder") and memory.room.take_beyond("a", 5_000)
+    assert memory.room.grow("a", 5_000, 6_000)
+    memory.room.give_back("a", 6_000, None)
     assert memory.room.under_way == 0
 
 

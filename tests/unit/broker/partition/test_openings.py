@@ -437,6 +437,21 @@ async def test_one_that_has_moved_up_and_fallen_back_is_told_once() -> None:
         assert sorted(turns.late) == ["a0", "b0"]
 
 
+async def test_one_that_has_moved_up_does_not_wait_for_memory() -> None:
+    with Turns() as turns:
+        turns.room.measured(10, 0)
+        turns.join("x0", size=0)
+        turns.join("a0", urgency=ANSWER, size=10)
+        turns.end("x0")
+        assert turns.of("a0").line is turns.openings._short[ANSWER]
+        turns.join("x1", size=0)
+        turns.now_s = LATE_S
+        turns.room.measured(0, 10)
+        turns.look()
+        await asyncio.sleep(0)
+        assert turns.of("a0").is_waiting and not turns.late, "it waits for its turn"
+
+
 async def test_who_waits_no_more_is_forgotten() -> None:
     """Symptom: those that had ended were kept until their clients would have waited for too long."""
     with Turns() as turns:
