@@ -25,7 +25,8 @@ def explain(error: ValidationError) -> str:
         met = problem["input"]
         # Variables spell None like this, and no other value is shown for it.
         text = " (got 'none')" if met is None and len(path) == 1 else value_text(path, met)
-        lines.append(f"{name}: {reason}{text}")
+        behind_value = problem.get("ctx", {}).get("behind_value", "")
+        lines.append(f"{name}: {reason}{text}{behind_value}")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 from broker.base.strict_json import read_json
@@ -38,21 +39,33 @@ def variable_of(setting: str) -> str:
     return ENVIRONMENT_PREFIX + setting.upper()
 
 
-WHY_BLANK = "Perhaps a shell variable is not set"
+_IS_BLANK, _WHY_BLANK = "is blank", "; perhaps a shell variable is not set"
+
+
+def blank_text(given: object) -> str:
+    """What an error says of a blank value that is no key."""
+    return f"{_IS_BLANK} (got {given!r}){_WHY_BLANK}"
+
+
+def _blank(more: str = "") -> PydanticCustomError:
+    """The same for pydantic. `explain` puts the value between the two parts, unless it may be a key.
+    Errors in a file leave the second part out."""
+    return PydanticCustomError("blank", _IS_BLANK, {"behind_value": _WHY_BLANK + more})
 
 
 def refuse_blank_folders(variable: str, given: object) -> None:
-    """Check that a variable which names folders, as a list or separated by `:`, has no empty name in it: that
-    would mean the current folder. Raises ValueError."""
+    """Check that a variable which names folders, as a list or separated by `:`, has no blank name in it: an
+    empty one would mean the current folder. Raises ValueError."""
     parts = given.split(os.pathsep) if isinstance(given, str) else given
     if isinstance(parts, list | tuple) and any(isinstance(each, str) and not each.strip() for each in parts):
-        raise ValueError(f"a folder in {variable} has an empty name (got {given!r}). {WHY_BLANK}")
+        raise ValueError(f"a folder in {variable} {blank_text(given)}")
 
 
 def _named(given: object) -> object:
-    """Check that a file has a name: the path of an empty one is that of the current folder."""
+    """Check that the name of a file is not blank: the path of an empty one is that of the current folder.
+    Raises PydanticCustomError."""
     if isinstance(given, str) and not given.strip():
-        raise ValueError(f"the name of the file is empty. {WHY_BLANK}")
+        raise _blank()
     return given
 
 
@@ -61,9 +74,9 @@ FileName = Annotated[Path, BeforeValidator(_named)]
 
 
 def _not_blank(given: str) -> str:
-    """Raises ValueError for a text of spaces alone, or none."""
+    """Raises PydanticCustomError for a text of spaces alone, or none."""
     if not given.strip():
-        raise ValueError(f"it is blank. {WHY_BLANK}")
+        raise _blank()
     return given
 
 
@@ -75,13 +88,13 @@ SecondKey = Annotated[str, AfterValidator(lambda given: _not_blank(given) if giv
 
 def _split(given: object) -> object:
     """Read a list from its variable, separated by commas or in JSON. None, which the variable spells `none`,
-    is the empty list. Raises ValueError for a text with nothing in it."""
+    is the empty list. Raises ValueError, and PydanticCustomError for a text with nothing in it."""
     if isinstance(given, str) and given.lstrip().startswith("["):
         return _parse(given)
     if isinstance(given, str):
         parts = tuple(part.strip() for part in given.split(",") if part.strip())
         if not parts:
-            raise ValueError(f"there is nothing in it. For an empty list, give `none`. {WHY_BLANK}")
+            raise _blank(". Give `none` for the empty list")
         return parts
     return () if given is None else given
 

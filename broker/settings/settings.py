@@ -30,7 +30,6 @@ from broker.settings.effects import check_effects
 from broker.settings.explanations import explain, explain_json
 from broker.settings.setting_types import (
     ENVIRONMENT_PREFIX,
-    WHY_BLANK,
     CertificateNames,
     FileName,
     HostNames,
@@ -38,6 +37,7 @@ from broker.settings.setting_types import (
     Origins,
     SasRules,
     SecondKey,
+    blank_text,
     refuse_blank_folders,
     variable_of,
 )
@@ -76,7 +76,6 @@ class Settings(BaseSettings):
 
     host: Name = Field(
         "127.0.0.1",
-        min_length=1,
         description="Address to listen on, for all ports. 0.0.0.0 means all IPv4 addresses.",
     )
     amqp_port: int = Field(5672, ge=0, le=65535, description="AMQP over plain TCP. 0 picks a free port.")
@@ -117,7 +116,7 @@ class Settings(BaseSettings):
     # --- identity and keys ----------------------------------------------------------------------------------
 
     namespace: Name = Field(
-        "sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it."
+        "sbemulatorns", max_length=50, description="Name of the namespace, as clients see it."
     )
     tier: TierName = Field(
         "unlimited",
@@ -165,13 +164,11 @@ class Settings(BaseSettings):
     )
     sas_key_name: Name = Field(
         DEVELOPMENT_KEY_NAME,
-        min_length=1,
         max_length=256,
         description="Name of the root key, which has all rights.",
     )
     sas_key: Name = Field(
         DEVELOPMENT_KEY,
-        min_length=1,
         repr=False,
         description="The root key. The default is public: change it before others can connect.",
     )
@@ -656,10 +653,10 @@ def load_settings(**given: object) -> Settings:
 
 
 def refuse_blank(option: str, name: str | None) -> None:
-    """Check that an option which names a file or folder gives a name, if it is given at all: an empty one
+    """Check that an option which names a file or folder is not blank, if it is given at all: an empty one
     would mean the current folder. Raises WrongSettings."""
     if name is not None and not name.strip():
-        raise WrongSettings(f"{option}: the name is empty (got {name!r}). {WHY_BLANK}")
+        raise WrongSettings(f"{option}: {blank_text(name)}")
 
 
 def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:

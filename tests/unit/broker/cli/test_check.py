@@ -60,9 +60,9 @@ def test_an_empty_name_is_refused_and_does_not_mean_the_current_folder(
     (tmp_path / "logs").mkdir()
     for folders in ([empty], ["elsewhere", empty]):
         done = check(command, *(part for each in folders for part in ("--data-dir", each)))
-        assert done.exit_code == 2 and f"--data-dir: the name is empty (got {empty!r})" in done.stderr
+        assert done.exit_code == 2 and f"--data-dir: is blank (got {empty!r})" in done.stderr
     done = check(command, PARTIBUS_DATA_DIR="one::two")
-    assert done.exit_code == 2 and "PARTIBUS_DATA_DIR has an empty name" in done.stderr, done.stderr
+    assert done.exit_code == 2 and "PARTIBUS_DATA_DIR is blank" in done.stderr, done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["logs"]
 
 

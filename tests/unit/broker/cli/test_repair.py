@@ -97,7 +97,7 @@ def test_nothing_is_given_up_where_no_folder_of_a_broker_is_named(tmp_path: Path
 
 def test_a_folder_with_an_empty_name_is_not_given_up() -> None:
     done = check("repair", "--give-up", "")
-    assert done.exit_code == 2 and "--give-up: the name is empty (got '')" in done.stderr, done.stderr
+    assert done.exit_code == 2 and "--give-up: is blank (got '')" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
