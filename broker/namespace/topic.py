@@ -82,7 +82,7 @@ class Topic(Entity):
 
     @property
     def known_counts(self) -> Mapping[str, SubqueueCounts] | None:
-        """Never: `runtime` adds up what all subscriptions hold."""
+        """None: `runtime` adds up what all subscriptions hold."""
         return None
 
     @property

@@ -27,8 +27,10 @@ class Send:
     tells_numbers: bool = False
     """A client is told the sequence numbers, so messages that nobody gets from a topic have some as well."""
     is_lone: bool = False
-    """A single message whose sender has nothing else under way. It probably sends the next one once this one
-    is answered."""
+    """A message that came alone, and not as a batch, while its `Sending` awaited nothing. A link has one
+    `Sending`, so its client probably sends the next message once this one is answered. Each request over HTTP
+    has its own: of 200 concurrent ones, all are lone, and AHEAD_MAX (`rounds.py`) bounds how many go
+    ahead."""
 
 
 @dataclass(slots=True)

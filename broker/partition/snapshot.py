@@ -157,8 +157,8 @@ def _read_rows(content: Content, flags: int, count: int, frames: int, changed: i
     state_numbers, end = read_table("H", view, end, states)
     changed_places, end = read_table("H", view, end, changed)
     assert end == len(view), "the tables have the sizes that were taken"
-    check_places(places, frames, "frames")
-    check_places(changed_places, count, "messages")
+    check_places(places, frames, "frame")
+    check_places(changed_places, count, "message")
     return _Rows(
         numbers,
         positions,
@@ -182,7 +182,7 @@ def _read_shared(view: memoryview, offset: int, messages: int) -> tuple[Sequence
     (count,) = _SHARED.unpack_from(view, offset)
     places, end = read_table("H", view, offset + _SHARED.size, messages)
     sizes, end = read_table("I", view, end, count)
-    check_places(places, count, "changed properties")
+    check_places(places, count, "set of changed properties")
     return places, sizes, end
 
 
@@ -442,7 +442,7 @@ class _MessagesSection(InLargeBlocks):
         if flags & _HAS_RENUMBERED:
             (renumbered_count,), at = read_table("H", view, at, 1)
             renumbered, at = read_table("H", view, at, renumbered_count)
-            check_places(renumbered, count, "messages")
+            check_places(renumbered, count, "message")
         which: Sequence[int] = range(changed_count)
         values: Iterator[bytes] = iter(own.popleft, None)
         if flags & _HAS_SHARED:

@@ -139,7 +139,7 @@ def _load_subqueue(
         yield
     given = given_bytes = 0
     for place, size in zip(changed_places.each(), changed_sizes.each(), strict=True):
-        check_places((place,), count, "messages")
+        check_places((place,), count, "message")
         number = numbers[place // AT_ONCE][place % AT_ONCE]
         subqueue.replace_changed(subqueue.references[number], bytes(view[end : end + size]))
         end += size
@@ -163,7 +163,7 @@ def _bring_back(
     states: array[int],
 ) -> None:
     """Add these messages to their subqueue."""
-    check_places(places, len(frames), "frames")
+    check_places(places, len(frames), "frame")
     # Let equal times and sizes share one object each; reading a table creates one per message.
     shared: dict[int, int] = {}
     share = shared.setdefault

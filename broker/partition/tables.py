@@ -33,6 +33,7 @@ def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[ar
 
 
 def check_places(places: Sequence[int], count: int, what: str) -> None:
-    """Raise UnreadableRecord if one of these places is not below `count`, the number of `what` in a block."""
-    if places and max(places) >= count:
-        raise UnreadableRecord(f"a block of a checkpoint names more than its {count} {what}")
+    """Raise UnreadableRecord if one of these places is not below `count`: there are so many of `what`, a word
+    in the singular."""
+    if places and (last := max(places)) >= count:
+        raise UnreadableRecord(f"a checkpoint refers to {what} {last}, and there are {count}")

@@ -17,7 +17,7 @@ def test_a_table_reads_back_as_it_was_and_not_if_it_is_cut(code: str) -> None:
 
 
 def test_places_are_among_what_there_is() -> None:
-    check_places([], 0, "frames")
-    check_places([2, 0], 3, "frames")
-    with pytest.raises(UnreadableRecord, match="more than its 2 frames"):
-        check_places([2, 0], 2, "frames")
+    check_places([], 0, "frame")
+    check_places([2, 0], 3, "frame")
+    with pytest.raises(UnreadableRecord, match="a checkpoint refers to frame 7, and there are 3"):
+        check_places([2, 7, 0], 3, "frame")
