@@ -62,10 +62,8 @@ class Gathering:
         if isinstance(operation, Send):
             self._rounds.arrived(len(operation.messages))
             if operation.is_lone and not self._goes_ahead and self._rounds.lets_pass():
-                self._goes_ahead = True
-                self.is_awaited = (
-                    False  # a lull or round asked for before still comes, to nothing or what is new
-                )
+                # A lull or round that was asked for before still comes, to nothing or to what is new then.
+                self._goes_ahead, self.is_awaited = True, False
             return self.is_in_cycle or self.begin()
         return self.is_in_cycle or (self._can_wait(client, operation) and self.begin())
 
@@ -88,14 +86,15 @@ class Gathering:
 
     def begin(self) -> bool:
         """Wait if only a few messages are in the mailbox, and the disk is busy or more messages are expected.
-        Returns whether that is so; then the lull, or the round, begins the next cycle."""
+        Returns whether that is so; then the lull, or the round, begins the next cycle. No cycle may be under
+        way."""
         if not self.is_awaited and self._mailbox.can_gather(self._is_patient):
             lulls = self._lulls
             if self._mailbox.has_sends:
                 self.is_awaited = self._awaits_round() or lulls.at_lull(self._lull_comes)
             elif self._rounds.is_gathering:
                 self.is_awaited = self._rounds.awaits(lulls, self._go_on)
-        self._goes_ahead &= self.is_awaited or self.is_in_cycle
+        self._goes_ahead &= self.is_awaited
         return self.is_awaited
 
     def _awaits_round(self) -> bool:

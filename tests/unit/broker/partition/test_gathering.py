@@ -138,7 +138,8 @@ async def test_a_lone_message_waits_for_a_lull_but_for_no_round_and_takes_along_
             assert woken == [True] and not gathering.is_awaited
         gathering._mailbox.waiting.clear()
         gathering._mailbox.waiting.append((ONE, few, lambda _: None, 0))
-        assert gathering.holds(few, ONE) and gathering.is_awaited, "others wait for the round as before"
+        assert gathering.holds(few, ONE) and gathering.is_awaited, "others wait as before …"
+        assert not log.at_next_lull, "… for the round, also behind a lull"
         gathering.holds(Send([b"x"] * 3 * ROUND_MESSAGES, None), ONE)
         await asyncio.sleep(0)
         assert woken and not gathering.is_awaited
@@ -163,3 +164,14 @@ async def test_only_a_few_lone_messages_go_ahead_of_a_round() -> None:
         each._rounds = rounds
     rounds.answered(ROUND_MESSAGES)
     assert [_lone(each) for each in gatherings] == [False] * AHEAD_MAX + [True]
+
+
+async def test_lone_messages_in_one_mailbox_count_once_and_wait_for_one_lull() -> None:
+    rounds = Rounds()
+    first, log, _ = _gathering()
+    others = [_gathering(is_busy=False)[0] for _ in range(AHEAD_MAX)]
+    for each in (first, *others):
+        each._rounds = rounds
+    rounds.answered(ROUND_MESSAGES)
+    assert _lone(first) and _lone(first) and log.at_next_lull is not None and len(log.at_next_lull) == 1
+    assert [_lone(each) for each in others] == [False] * (AHEAD_MAX - 1) + [True]
