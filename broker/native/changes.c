@@ -15,7 +15,7 @@ static size_t add_entry(PyObject *found, const uint8_t *bytes, size_t at, size_t
     size_t at_value = at < end ? skip(bytes, at, end) : 0;
     size_t behind = at_value && at_value < end ? skip(bytes, at_value, end) : 0;
     if (!behind) return 0;
-    size_t at_text = text_at(bytes, at, at_value);
+    size_t at_text = text_at(bytes, at);
     if (!at_text) return 0;
     PyObject *key =
         PyBytes_FromStringAndSize((const char *)bytes + at_text, (Py_ssize_t)(at_value - at_text));
@@ -230,7 +230,7 @@ static uint8_t *put_changed(uint8_t *to, const map_t *map, size_t *from, const c
     const uint8_t *bytes = map->bytes;
     size_t at = *from, at_value = at < map->end ? skip(bytes, at, map->end) : 0;
     size_t behind = at_value && at_value < map->end ? skip(bytes, at_value, map->end) : 0;
-    size_t at_text = behind ? text_at(bytes, at, at_value) : 0;
+    size_t at_text = behind ? text_at(bytes, at) : 0;
     if (!at_text) return NULL;
     *from = behind;
     change_t *change = find_change(changes, bytes + at_text, at_value - at_text);

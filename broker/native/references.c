@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "slots.h"
+#include "values.h"
 
 enum { TOKEN_BYTES = 16, NUMBER_BYTES = 8, SHOWN_MAX = 8 };
 
@@ -90,11 +91,10 @@ static bool has_arguments(PyObject *const *arguments, Py_ssize_t given, Py_ssize
 static int64_t entries_in(PyObject *changed)
 {
     if (!PyBytes_Check(changed)) return -1;
-    Py_ssize_t length = PyBytes_GET_SIZE(changed);
     const uint8_t *bytes = (const uint8_t *)PyBytes_AS_STRING(changed);
-    if (length >= 3 && bytes[0] == 0xC1) return bytes[2] / 2;
-    if (length < 9 || bytes[0] != 0xD1) return -1;
-    return ((int64_t)bytes[5] << 24 | bytes[6] << 16 | bytes[7] << 8 | bytes[8]) / 2;
+    size_t size = (size_t)PyBytes_GET_SIZE(changed), count, first;
+    if (!size || (bytes[0] != 0xC1 && bytes[0] != 0xD1)) return -1;
+    return elements(bytes, 0, size, &count, &first) ? (int64_t)(count / 2) : -1;
 }
 
 /* What it costs to lay a message's changed properties over it: `laying_cost` in changed_properties.py. */

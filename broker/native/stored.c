@@ -55,7 +55,7 @@ typedef struct {
 /* Find the bytes of the string or symbol from `at` to `end`; false for a value of any other type. */
 static bool text(const uint8_t *bytes, size_t at, size_t end, text_t *found)
 {
-    *found = (text_t){bytes, text_at(bytes, at, end), end};
+    *found = (text_t){bytes, text_at(bytes, at), end};
     return found->begin;
 }
 

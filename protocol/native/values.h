@@ -70,14 +70,15 @@ static inline bool elements(const uint8_t *bytes, size_t value, size_t end, size
     return true;
 }
 
-/* Where the text of the string or symbol from `at` to `end` begins; 0 if the value has another type. */
-static inline size_t text_at(const uint8_t *bytes, size_t at, size_t end)
+/* Where the text of the string or symbol at `at` begins, which `skip` has passed; 0 if the value has another
+   type. */
+static inline size_t text_at(const uint8_t *bytes, size_t at)
 {
     uint8_t constructor = bytes[at];
     size_t head = constructor == 0xA1 || constructor == 0xA3   ? 2
                   : constructor == 0xB1 || constructor == 0xB3 ? 5
                                                                : 0;
-    return head && end - at >= head ? at + head : 0;
+    return head ? at + head : 0;
 }
 
 #endif

@@ -220,6 +220,7 @@ def messages() -> dict[str, bytes]:
         "sequence": section(0x76, [1]) + section(0x76, [2]),
         "long_descriptors": b"\x00\x80" + struct.pack(">Q", 0x75) + b"\xa0\x01x",
         "symbolic": b"\x00" + encode(Symbol("amqp:data:binary")) + b"\xa0\x01x",
+        "cut_in_a_size": b"\x00\x53\x75\xb0",
         "footer": message() + section(0x78, {Symbol("f"): 1}),
         "batch": message(properties=["envelope"], body=[message(), keyed]),
     }

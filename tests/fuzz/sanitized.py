@@ -21,10 +21,11 @@ MODULES = {
     "broker.message._stored": "broker/native/stored.c",
     "broker.message._annotations": "broker/native/annotations.c",
     "broker.message._changes": "broker/native/changes.c",
+    "broker.partition._references": "broker/native/references.c",
     "protocol._sections": "protocol/native/sections.c",
 }
-"""The modules that walk a client's bytes. Modules linked against proton are left out: it is not
-instrumented."""
+"""The modules that walk a client's bytes, or the changed properties that become of them. Modules linked
+against proton are left out: it is not instrumented."""
 
 
 def build(repository: Path, folder: Path) -> None:

@@ -18,6 +18,8 @@ from broker.message.changes import encoded_in_python, entries_in_python, laid_ov
 from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.message.stored import store, store_by_rules, store_run
 from broker.operations.receiving import Locked
+from broker.partition.changed_properties import laying_cost, laying_costs
+from broker.partition.references import Reference, StoredFrame
 from protocol import codec
 from protocol._runs import lib
 from protocol.codec import DecodeError, decode, decode_all, encode
@@ -43,6 +45,7 @@ from protocol.push_size import EVENTS_MAX
 from protocol.sasl import SaslServer
 from protocol.sections import find_sections
 from protocol.transactional_state import read_transactional_state, transactional_state
+from storage.log import Position
 from tests.fuzz.mutate import cuts
 from tests.fuzz.whole_broker import broker
 from tests.support import plain_frames, plain_sections
@@ -267,9 +270,11 @@ def message(data: bytes, random: Random) -> None:
 
 
 def properties(data: bytes, random: Random) -> None:
-    """A map of properties is read as the rules read it, and written again it is the same map."""
+    """A map of properties is read as the rules read it, and written again it is the same map. Its head tells
+    what it costs to lay it over a message."""
     before, behind = random.randbytes(random.randrange(3)), random.randbytes(random.randrange(3))
     buffer, begin, end = before + data + behind, len(before), len(before) + len(data)
+    _lay(data)
     found = _changes.entries(buffer, begin, end)
     try:
         by_rules = entries_in_python(buffer, begin, end)
@@ -285,6 +290,19 @@ def properties(data: bytes, random: Random) -> None:
         laid_over = _changes.laid_over(buffer, begin, end, changes)
         assert laid_over == laid_over_in_python(buffer, begin, end, changes)
     assert merge_changes(written, written) == written or _changes.total(by_rules) > METADATA_BYTES_MAX
+
+
+def _lay(changed: bytes) -> None:
+    """What it costs to lay changed properties over a message is what Python says. No other bytes have a cost."""
+    reference = Reference(1, StoredFrame(Position(0)), 0, 100, 0, None)
+    reference.changed = changed
+    head_bytes = {b"\xc1": 3, b"\xd1": 9}.get(changed[:1])
+    try:
+        cost = laying_costs([reference])
+    except TypeError:
+        assert head_bytes is None or len(changed) < head_bytes
+    else:
+        assert cost == laying_cost(reference)
 
 
 def batch(data: bytes, random: Random) -> None:
