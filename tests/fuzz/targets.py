@@ -49,7 +49,7 @@ from storage.log import Position
 from tests.fuzz.mutate import cuts
 from tests.fuzz.whole_broker import broker
 from tests.support import plain_frames, plain_sections
-from tests.support.delivery_numbers import native_ids
+from tests.support.delivery_numbers import native_ids, taken
 from tests.support.large_frames import enlarged, pushed, restored, without_empty
 
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
@@ -293,7 +293,7 @@ def properties(data: bytes, random: Random) -> None:
 
 
 def _lay(changed: bytes) -> None:
-    """What it costs to lay changed properties over a message is what Python says. No other bytes have a cost."""
+    """What it costs to lay changed properties over a message is what Python says. Other bytes have none."""
     reference = Reference(1, StoredFrame(Position(0)), 0, 100, 0, None)
     reference.changed = changed
     head_bytes = {b"\xc1": 3, b"\xd1": 9}.get(changed[:1])
@@ -362,14 +362,6 @@ def lenience(data: bytes, random: Random) -> None:
         if len(data) - reached < 8 or (size := int.from_bytes(data[reached : reached + 4], "big")) < 8:
             return
         offset = reached + size
-
-
-def taken(corrections: Lenience, data: bytes) -> bytes:
-    """Everything that becomes of the data."""
-    given = corrections.incoming(data)
-    while corrections.has_more:
-        given += corrections.incoming(b"")
-    return given
 
 
 def sasl(data: bytes, random: Random) -> None:

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from protocol._runs import ffi
 from protocol.lenience import Lenience
 from tests.support import plain_frames
+from tests.support import raw_amqp as raw
 
 _KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 """What a structure points to lives as long as it."""
@@ -28,6 +29,23 @@ def know_deliveries(lenience: Lenience, sent: int, channel: int = 0) -> None:
     """Let the session on a channel have so many deliveries that were sent."""
     lenience._table[channel].deliveries, kept = _deliveries(sent, 0, 16)
     _KEPT.setdefault(lenience._ids, []).extend(kept)
+
+
+def begun(sent: int = 2**31 - 1) -> Lenience:
+    """The corrections of a connection with a session on channel 0 that has so many deliveries."""
+    lenience = Lenience(255, 1 << 16)
+    lenience.wide.sent = sent
+    lenience.incoming(raw.AMQP_HEADER + raw.frame(raw.BEGIN, raw.begin_fields()))
+    know_deliveries(lenience, sent)
+    return lenience
+
+
+def taken(lenience: Lenience, data: bytes) -> bytes:
+    """Everything that becomes of the data."""
+    given = lenience.incoming(data)
+    while lenience.has_more:
+        given += lenience.incoming(b"")
+    return given
 
 
 def _deliveries(sent: int, received: int, places: int) -> tuple[Any, list[Any]]:

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
+from broker.base.collector import THRESHOLDS
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.namespace.entity import ask
 from broker.operations.sending import Send, Sent
@@ -46,6 +47,7 @@ async def test_a_background_task_that_dies_takes_the_broker_down_loudly_and_in_o
     with capture_logs() as lines:
         running = asyncio.create_task(broker.run())
         await asyncio.wait_for(broker.ready.wait(), 30)
+        assert gc.get_threshold() == THRESHOLDS, "garbage is collected rarely"
         await broker.namespace.create_entity("orders", QueueSettings())
         queue = broker.namespace.find("orders")
         assert queue is not None

@@ -26,7 +26,7 @@ from protocol.links import Delivery
 from protocol.runs import BYTES_MAX
 from tests.support import plain_frames
 from tests.support import raw_amqp as raw
-from tests.support.delivery_numbers import know_deliveries, native_ids
+from tests.support.delivery_numbers import begun, native_ids, taken
 from tests.support.engine_frames import detach, disposition, disposition_ranges, payloads, transfer
 from tests.support.engine_peer import EnginePeer, frames_of, message, of, only
 
@@ -460,6 +460,17 @@ def test_what_waits_is_not_copied_for_each_portion() -> None:
     assert b"".join(given).endswith(transfer(0, 0)) and len(given) > 10
 
 
+def test_a_frame_that_has_not_arrived_whole_ends_where_it_ends_though_others_should_have_their_turn() -> None:
+    plain = transfer(0, 5) + disposition(0, 255, ACCEPTED) * (lib.WORK_AT_ONCE // 256)
+    behind = transfer(0, 7, bytes(1_000)) + transfer(0, 7)
+    parts, whole = begun(), begun()
+    given = parts.incoming(plain + behind[:200])
+    assert parts.wide.had_enough and not parts.is_between_frames
+    given += taken(parts, behind[200:])
+    assert given == taken(whole, plain + behind) and given.startswith(plain)
+    assert parts.is_between_frames and behind not in given, "both were numbered anew"
+
+
 @pytest.mark.parametrize("cut", [0, 5, 50, 500])
 def test_what_arrives_meanwhile_comes_behind_what_waits(cut: int) -> None:
     said = (disposition(0, 20_000, ACCEPTED) + transfer(0, 0)) * 3
@@ -510,23 +521,6 @@ def test_what_is_kept_is_given_back_to_whoever_checks_the_stream() -> None:
 
 
 # --- bytes --------------------------------------------------------------------------------------------------
-
-
-def begun(sent: int = 2**31 - 1) -> Lenience:
-    """With a session on channel 0 that has so many deliveries."""
-    lenience = Lenience(255, 1 << 16)
-    lenience.wide.sent = sent
-    lenience.incoming(raw.AMQP_HEADER + raw.frame(raw.BEGIN, raw.begin_fields()))
-    know_deliveries(lenience, sent)
-    return lenience
-
-
-def taken(lenience: Lenience, data: bytes) -> bytes:
-    """Everything that it makes of the data."""
-    given = lenience.incoming(data)
-    while lenience.has_more:
-        given += lenience.incoming(b"")
-    return given
 
 
 def test_a_stream_in_order_is_handed_on_as_it_came() -> None:

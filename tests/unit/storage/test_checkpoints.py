@@ -142,8 +142,9 @@ def test_a_damaged_block_that_was_to_be_copied_makes_the_next_one_whole() -> Non
     disk.contents(files(disk)[0])[-1] ^= 1  # block 99, which stays
     with pytest.raises(DiskFailed, match="as a whole"):
         save(kept, disk, 3, dict.fromkeys(range(99), b""))
-    assert list(kept.positions) == [2] and kept.base is None
+    assert list(kept.positions) == [2] and kept.base is None and kept.is_damaged
     save(kept, disk, 4, {99: state[99]})
+    assert not kept.is_damaged and not found(disk).is_damaged, "it was replaced"
     assert kept.positions == (4, 2) and blocks_in(found(disk), disk) == {99: state[99]}
 
 

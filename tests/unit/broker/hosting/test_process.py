@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from broker.base.collector import THRESHOLDS
 from broker.entities.descriptions import MAIN
 from broker.entities.rules import CorrelationFilter, RuleDescription
 from broker.entities.topics import TOPIC_SUBQUEUES
@@ -44,7 +45,7 @@ from broker.hosting.messages import (
     ToBroker,
     ToPartitions,
 )
-from broker.hosting.process import PartitionProcess, _Hosted
+from broker.hosting.process import PartitionProcess, _Hosted, _main
 from broker.hosting.schema import decode_to_broker, encode
 from broker.identifiers import ClientId
 from broker.operations.general import Detach
@@ -119,6 +120,30 @@ async def process(folder: Path) -> AsyncIterator[Broker]:
                 running.cancel()  # before the channel: without a broker, it would end this process
                 await asyncio.wait([running])
                 await broker_end.close()
+
+
+async def test_the_process_collects_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds: list[tuple[int, int, int]] = []
+    broker_end, own_end = socket.socketpair()
+
+    class Served:
+        """Serves no requests."""
+
+        def __init__(self, channel: Channel) -> None:
+            self._channel = channel
+
+        async def run(self) -> None:
+            thresholds.append(gc.get_threshold())
+            await self._channel.close()
+
+    monkeypatch.setattr("broker.hosting.process.PartitionProcess", Served)
+    before = gc.get_threshold()
+    try:
+        await _main(own_end.detach())
+    finally:
+        gc.set_threshold(*before)
+        broker_end.close()
+    assert thresholds == [THRESHOLDS]
 
 
 async def test_a_partitions_status_comes_before_the_answers_of_its_commit(tmp_path: Path) -> None:

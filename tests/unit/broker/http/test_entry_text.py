@@ -5,11 +5,13 @@ from __future__ import annotations
 import urllib.parse
 from pathlib import Path
 
+import pytest
 from lxml import etree
 
 from broker.entities.descriptions import QueueSettings
 from broker.entities.topics import TopicSettings
 from broker.http.entry_text import ADDRESSES_MAX, TEMPLATES_MAX, WRITTEN_TOGETHER, EntryAddress, EntryTexts
+from broker.namespace.entity import Entity
 from broker.operations.message_states import SubqueueCounts
 from tests.support.http_stack import http_stack
 
@@ -95,6 +97,23 @@ async def test_a_deleted_queue_has_no_entry(tmp_path: Path) -> None:
         assert entries.entry(queue)
         await stack.namespace.delete_entity("orders")
         assert entries.entry(queue) == b""
+
+
+async def test_a_queue_that_was_used_or_is_limited_is_shown_so_though_it_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with http_stack(tmp_path) as stack:
+        entries = EntryTexts("ns").at(EntryAddress("h", "http://h/", ""))
+        for name in ("unused", "used", "limited"):
+            await stack.namespace.create_entity(name, QueueSettings())
+        unused, used, limited = (stack.queue(name) for name in ("unused", "used", "limited"))
+        used.accessed_at_ms = 1_700_000_000_123
+        monkeypatch.setattr(Entity, "available", property(lambda queue: queue is not limited))
+        alone = [entries.entry(queue) for queue in (unused, used, limited)]
+        assert all(queue.known_counts == {} for queue in (unused, used, limited)), "written from the template"
+        assert b"".join(entries.entries([unused, used, limited])) == b"".join(alone)
+        assert [b"2023-11-14T22:13:20" in text for text in alone] == [False, True, False]
+        assert [b">Limited<" in text for text in alone] == [False, False, True]
 
 
 async def test_entries_are_written_together_in_order_but_not_those_that_take_long(tmp_path: Path) -> None:

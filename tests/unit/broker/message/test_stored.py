@@ -1,3 +1,4 @@
+import struct
 from typing import Any
 from uuid import UUID
 
@@ -180,6 +181,17 @@ def test_annotations_that_only_the_broker_sets_are_dropped_and_all_others_kept_a
     expected = b"".join(encode(Symbol(key)) + encode(value) for key, value in kept.items())
     assert data[HEAD.size : bare_message_offset(data)] == expected
     assert HEAD.unpack_from(data)[4] == 3
+
+
+def test_annotation_keys_are_known_in_their_long_form_as_well() -> None:
+    sent = {"x-opt-sequence-number": 1, "first": 2, "x-opt-partition-key": "k"}
+    pairs = b"".join(
+        b"\xb3" + struct.pack(">I", len(key)) + key.encode() + encode(value) for key, value in sent.items()
+    )
+    annotations = b"\x00\x53\x72\xd1" + struct.pack(">II", 4 + len(pairs), 2 * len(sent)) + pairs
+    found = stored(annotations + message(properties=["id"]))
+    assert found.partition_key == "k"
+    assert found.data[HEAD.size : bare_message_offset(found.data)] == pairs[pairs.index(b"\xb3", 1) :]
 
 
 @pytest.mark.parametrize("text", ["k", "é" * 128])

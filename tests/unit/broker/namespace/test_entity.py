@@ -131,6 +131,16 @@ async def test_messages_that_wait_to_be_forwarded_are_transfer_messages(world: W
     assert (runtime.active, runtime.transfer, runtime.scheduled, runtime.message_count) == (0, 3, 1, 4)
 
 
+async def test_counts_are_known_without_counting_only_while_nothing_has_started(world: World) -> None:
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue = world.queue("orders")
+    assert queue.known_counts is None, "nobody has counted yet"
+    assert queue.counts() == queue.known_counts == {}
+    queue.partition(1)
+    world.parts["orders", 1].held = {MAIN: SubqueueCounts(active=3)}
+    assert queue.counts()[MAIN].active == 3 and queue.known_counts is None
+
+
 async def test_whoever_asks_hears_of_partitions_that_start_and_of_those_that_may_hold_messages(
     world: World,
 ) -> None:

@@ -33,6 +33,8 @@ CHANGES = (
     encode_changes({"one": 1}),
     encode_changes({f"{number:05}": None for number in range(5_000)}),
 )
+HUGE = b"\xd1" + (1 << 24).to_bytes(4, "big") + (0x02_030406).to_bytes(4, "big") + b"\x40"
+"""The head of a map with a count of four different bytes."""
 
 
 def lease(nonce: int = 7) -> Lease:
@@ -153,6 +155,14 @@ def test_what_is_known_of_messages_is_shown_and_summed_up(seed: int) -> None:
     lives = groupby(each.lives_until_ms for each in references)
     neighbours = [(until, len(list(each))) for until, each in lives]
     assert _references.lives(references) == [each for each in neighbours if each[0] is not None]
+
+
+@pytest.mark.parametrize(
+    "changed", [b"\xc1\x01\x00", b"\xc1\x03\x02\x40\x40", HUGE], ids=["empty", "short", "huge"]
+)
+def test_the_cost_of_changed_properties_follows_from_the_whole_count_in_their_head(changed: bytes) -> None:
+    reference = with_changes(changed)
+    assert _references.laying_costs([reference]) == laying_cost(reference)
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))

@@ -10,7 +10,7 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
 from broker.message.changes import encode_changes
 from broker.operations.general import Failed
-from broker.operations.interface import Answer
+from broker.operations.interface import Answer, Operation
 from broker.operations.receiving import Demand, Locked, ReceiveDeferred
 from broker.operations.sending import Send, Sent
 from broker.operations.sessions import AcceptSession, SessionAccepted
@@ -27,7 +27,7 @@ from broker.operations.settling import (
 )
 from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import FailTransfer
-from broker.partition.changed_properties import WORK_COST
+from broker.partition.changed_properties import VALUE_BYTES, WORK_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.settling import CHANGE_WORK
 from broker.partition.task_limits import TaskLimits
@@ -205,6 +205,26 @@ async def test_a_failed_transfer_moves_a_message_of_any_subqueue_with_its_reason
         assert properties(failed.changed[0]) == {"DeadLetterReason": "why"}
         assert not (await harness.peek(subqueue)).messages
         await harness.restart()
+
+
+@pytest.mark.parametrize("kind", [Abandon, Defer, DeadLetter, FailTransfer])
+@pytest.mark.parametrize("in_transaction", [False, True])
+async def test_the_first_changed_properties_of_a_partition_need_room_in_memory(
+    kind: type[Abandon | Defer | DeadLetter | FailTransfer], in_transaction: bool
+) -> None:
+    harness, changed = Harness(), encode_changes({"text": "v" * 4_000})
+    assert changed is not None
+    await harness.send(b"a")
+    settlement = kind((await harness.receive(1)).tokens, changed)
+    operation: Operation = settlement
+    if in_transaction and not isinstance(settlement, FailTransfer):
+        operation = Transact(Send([], None), [settlement])
+    size = VALUE_BYTES + len(changed)
+    harness.budget.growth_bytes_min, harness.budget.room_bytes = 0, size - 1
+    failed = one(await harness.do(1, operation), Failed)
+    assert failed.reason is Reason.SERVER_BUSY and f"no room for {size} bytes more" in failed.description
+    harness.budget.room_bytes = size
+    assert not isinstance(one(await harness.do(1, operation), object), Failed)
 
 
 @pytest.mark.parametrize("kind", [Abandon, Defer, DeadLetter])

@@ -355,6 +355,19 @@ def test_a_block_whose_changed_properties_do_not_fit_is_not_read(change: str) ->
         Snapshot(fresh())._stored_messages.decode(0, bytes(data[:9]))
 
 
+def test_a_block_that_refers_to_a_renumbered_message_beyond_its_last_is_not_read() -> None:
+    messages = new_messages()
+    first = send(messages, 100, 5)
+    messages.renumbered.add(messages.main.references[first + 4])
+    block = whole(Snapshot(messages)._stored_messages.encode(0))
+    again = fresh()
+    Snapshot(again)._stored_messages.decode(0, block)
+    assert [again.renumbered.has(each) for each in again.main.references.values()] == [False] * 4 + [True]
+    assert block[-2:] == bytes([4, 0])
+    with pytest.raises(UnreadableRecord, match="refers to message 5, and there are 5"):
+        Snapshot(fresh())._stored_messages.decode(0, block[:-2] + bytes([5, 0]))
+
+
 def test_what_was_kept_of_a_checkpoint_that_was_not_read_to_its_end_is_freed_in_steps() -> None:
     """Symptom: a partition for which memory had no room kept the event loop for 31 ms when it gave up,
     because the frames of 490,000 messages were freed at once."""
