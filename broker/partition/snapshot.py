@@ -63,7 +63,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice, pairwise, repeat
+from itertools import accumulate, islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -73,13 +73,13 @@ from broker.partition._untracked import untrack
 from broker.partition.block_content import STEP_BYTES, Content, content_of, unpacked
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
 from broker.partition.chunked_table import ChunkedTable
-from broker.partition.columns import NO_COLUMNS, Columns
+from broker.partition.columns import NO_COLUMNS
 from broker.partition.durable_state import InLargeBlocks, Section
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
 from broker.partition.records import read_columns
+from broker.partition.reference_rows import Rows, references_of
 from broker.partition.references import Reference, StoredFrame
-from broker.partition.replaying import state_of
 from broker.partition.subqueue import Subqueue
 from broker.partition.tables import UnreadableRecord, check_places, read_table, table
 from storage.log import Block, Checkpoint, Position, whole
@@ -94,8 +94,8 @@ _PACKED_BYTES_AT_FIRST = 4
 """What a message of a packed block is taken to need before any was packed."""
 _MEASURED_MAX = 64 * BLOCK_MESSAGES
 """With as many messages measured, the older half of them counts half."""
-_RENUMBERED = struct.Struct("<H")
-_SHARED = struct.Struct("<H")
+_COUNT_BYTES = 2
+"""The count before the renumbered messages, and before the different changed properties."""
 _TABLES_BYTES = struct.Struct("<I")
 _ROW_BYTES_MAX = 3 * 8 + 4 * 4 + 5 * 2 + columns.MESSAGE_BYTES
 """The most that a message takes: a row of each table, and a frame of its own."""
@@ -117,27 +117,20 @@ def _read_differences(code: str, view: memoryview, offset: int, count: int) -> t
     return array(code, accumulate(numbers, lambda total, each: total + each & mask)), end
 
 
-class _Rows(NamedTuple):
-    """The tables of a block."""
+class _Tables(NamedTuple):
+    """The tables at the front of a block."""
 
-    numbers: Sequence[int]
-    """Relative to the block."""
+    rows: Rows
+    """Their numbers are relative to the block."""
     positions: Sequence[int]
     """Of the frames."""
-    places: Sequence[int]
-    """Of each message's frame, among the positions."""
-    enqueued: Sequence[int]
-    expiries: Sequence[int]
-    offsets: Sequence[int]
-    sizes: Sequence[int]
-    deliveries: Sequence[int]
-    states: Sequence[int]
     changed_sizes: Sequence[int]
     changed_places: Sequence[int]
+    """Of the messages with changed properties, among the rows."""
 
 
-def _read_rows(content: Content, flags: int, count: int, frames: int, changed: int) -> _Rows:
-    """The tables at the front of a block. Raises UnreadableRecord."""
+def _read_tables(content: Content, flags: int, count: int, frames: int, changed: int) -> _Tables:
+    """Read the tables at the front of a block. Raises UnreadableRecord."""
     expiries = count if flags & _HAS_EXPIRIES else 0
     deliveries = count if flags & _HAS_DELIVERY_COUNTS else 0
     states = count if flags & _HAS_STATES else 0
@@ -159,28 +152,15 @@ def _read_rows(content: Content, flags: int, count: int, frames: int, changed: i
     assert end == len(view), "the tables have the sizes that were taken"
     check_places(places, frames, "frame")
     check_places(changed_places, count, "message")
-    return _Rows(
-        numbers,
-        positions,
-        places,
-        enqueued,
-        ends,
-        offsets,
-        sizes,
-        delivery_counts,
-        state_numbers,
-        changed_sizes,
-        changed_places,
-    )
+    rows = Rows(numbers, enqueued, ends, places, offsets, sizes, delivery_counts, state_numbers)
+    return _Tables(rows, positions, changed_sizes, changed_places)
 
 
 def _read_shared(view: memoryview, offset: int, messages: int) -> tuple[Sequence[int], Sequence[int], int]:
     """Which of the different changed properties each of these messages has, and the sizes of the different
     ones; also returns the offset after the tables. Raises UnreadableRecord."""
-    if offset + _SHARED.size > len(view):
-        raise UnreadableRecord("a block of a checkpoint ends before its changed properties")
-    (count,) = _SHARED.unpack_from(view, offset)
-    places, end = read_table("H", view, offset + _SHARED.size, messages)
+    (count,), end = read_table("H", view, offset, 1)
+    places, end = read_table("H", view, end, messages)
     sizes, end = read_table("I", view, end, count)
     check_places(places, count, "set of changed properties")
     return places, sizes, end
@@ -401,9 +381,9 @@ class _MessagesSection(InLargeBlocks):
                 table("H", states) if flags & _HAS_STATES else b"",
                 table("H", [place for place, _ in changed]),
                 column_part,
-                _RENUMBERED.pack(len(places_of_renumbered)) if places_of_renumbered else b"",
+                table("H", [len(places_of_renumbered)] if places_of_renumbered else ()),
                 table("H", places_of_renumbered),
-                _SHARED.pack(len(different)) if changed else b"",
+                table("H", [len(different)] if changed else ()),
                 table("H", [different[each] for _, each in changed]),
                 table("I", map(len, different)),
             ]
@@ -425,10 +405,10 @@ class _MessagesSection(InLargeBlocks):
             inner = content_of(content.take(*_TABLES_BYTES.unpack(content.take(_TABLES_BYTES.size))))
         if flags & _IS_PACKED:
             inner = unpacked(inner)
-        rows = _read_rows(inner, flags, count, frame_count, changed_count)
+        tables = _read_tables(inner, flags, count, frame_count, changed_count)
         own: deque[bytes] = deque()
         size = 0
-        for each in rows.changed_sizes:
+        for each in tables.changed_sizes:
             own.append(inner.take(each))
             size += each
             if size >= STEP_BYTES:
@@ -450,44 +430,18 @@ class _MessagesSection(InLargeBlocks):
             values = map(content.take, sizes)
         if at != len(view):
             raise UnreadableRecord(f"{len(view) - at} bytes follow the tables of a checkpoint's block")
-        references = self._references(first | self._messages.first_number, rows, column_lists)
+        frames = [self._frame(position) for position in tables.positions]
+        untrack(frames)
+        first |= self._messages.first_number
+        references = references_of(tables.rows, frames, first, column_lists)
         for place in renumbered:
             self._messages.renumbered.add(references[place])
-        changed = zip(rows.changed_places, which, strict=True)
+        changed = zip(tables.changed_places, which, strict=True)
         yield from _bring_back(self._messages.subqueues[number], references, changed, values)
         if not content.is_at_end():
             raise UnreadableRecord("bytes follow the changed properties of a checkpoint's block")
         if number >= OWN_END:
             self._messages.bodies.found(references)
-
-    def _references(self, first: int, rows: _Rows, column_lists: Columns) -> list[Reference]:
-        """The messages of a block that begins with this sequence number, without changed properties."""
-        frames = [self._frame(position) for position in rows.positions]
-        # Let equal times and sizes share one object each; reading a table creates one per message.
-        shared: dict[int, int] = {}
-        share = shared.setdefault
-        expiries = rows.expiries
-        references = list(
-            map(
-                columns.class_for(column_lists),
-                map(first.__add__, rows.numbers),
-                map(frames.__getitem__, rows.places),
-                rows.offsets,
-                map(share, rows.sizes, rows.sizes),
-                map(share, rows.enqueued, rows.enqueued),
-                [share(each, each) or None for each in expiries] if expiries else repeat(None),
-            )
-        )
-        untrack(references)
-        untrack(frames)
-        columns.give(references, column_lists)
-        for place in rows.places:
-            frames[place].live += 1
-        for reference, delivery_count in zip(references, rows.deliveries, strict=False):
-            reference.delivery_count = delivery_count
-        for reference, state in zip(references, rows.states, strict=False):
-            reference.state = state_of(state)
-        return references
 
     def _frame(self, position: int) -> StoredFrame:
         frame = self._frames.get(position)
@@ -512,7 +466,7 @@ class _MessagesSection(InLargeBlocks):
 
     def cost(self, base: Position | None) -> int:
         blocks, changed = len(self._blocks), self._blocks.count_since(base)
-        heads = changed * (_MESSAGES.size + columns.PART_BYTES + _RENUMBERED.size)
+        heads = changed * (_MESSAGES.size + columns.PART_BYTES + _COUNT_BYTES)
         count, own = self._messages.count, self._messages.own_count
         rows = min(changed * BLOCK_MESSAGES, own) * _ROW_BYTES_MAX + heads
         if count > own:

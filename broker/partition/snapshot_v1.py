@@ -31,25 +31,23 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 
 from broker.partition._untracked import untrack
 from broker.partition.block_content import STEP_BYTES
-from broker.partition.columns import NO_COLUMNS, give
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
-from broker.partition.references import Reference, StoredFrame
-from broker.partition.replaying import state_of
+from broker.partition.reference_rows import Rows, references_of
+from broker.partition.references import StoredFrame
 from broker.partition.subqueue import Subqueue
-from broker.partition.tables import UnreadableRecord, check_places, read_table
+from broker.partition.tables import UnreadableRecord, check_places, end_of_table, read_table
 from storage.log import Position
 
 _MAGIC = b"PbS1"
 _HEAD = struct.Struct("<4sIQQII")
 _SUBQUEUE = struct.Struct("<II")
-_WIDTHS = {"Q": 8, "I": 4, "H": 2}
 _ROW_CODES = "QQQIIIIH"
 """The array types of a subqueue's tables, from the sequence numbers to the states."""
 
@@ -57,27 +55,26 @@ _ROW_CODES = "QQQIIIIH"
 class _Table:
     """A table of the state, which is read in parts."""
 
-    __slots__ = ("_begin", "_code", "_view", "count", "end")
+    __slots__ = ("_begin", "_code", "_view", "_width", "count", "end")
 
     def __init__(self, code: str, view: memoryview, begin: int, count: int) -> None:
         """Raises UnreadableRecord if it does not fit."""
         self._code, self._view, self._begin, self.count = code, view, begin, count
-        self.end = begin + count * _WIDTHS[code]
-        if self.end > len(view):
-            raise UnreadableRecord(f"a table of {count} numbers ends at byte {self.end} of {len(view)}")
+        self._width = array(code).itemsize
+        self.end = end_of_table(self._width, view, begin, count)
 
     def part(self, start: int) -> array[int]:
         """The next AT_ONCE numbers from this place on."""
         count = min(AT_ONCE, self.count - start)
-        return read_table(self._code, self._view, self._begin + start * _WIDTHS[self._code], count)[0]
+        return read_table(self._code, self._view, self._begin + start * self._width, count)[0]
 
     def each(self) -> Iterator[int]:
         """All numbers."""
         return chain.from_iterable(map(self.part, range(0, self.count, AT_ONCE)))
 
 
-class _Rows:
-    """The tables of a subqueue's messages."""
+class _SubqueueTables:
+    """The tables of a subqueue's messages, whose places are those of all frames of the checkpoint."""
 
     __slots__ = ("_tables", "end")
 
@@ -88,9 +85,9 @@ class _Rows:
             self._tables.append(_Table(code, view, self.end, count))
             self.end = self._tables[-1].end
 
-    def part(self, start: int) -> list[array[int]]:
-        """The part of each table that begins at this place."""
-        return [each.part(start) for each in self._tables]
+    def part(self, start: int) -> Rows:
+        """The rows from this place on."""
+        return Rows(*[each.part(start) for each in self._tables])
 
 
 def load(messages: Messages, state: bytes) -> Iterator[None]:
@@ -127,15 +124,16 @@ def _load_subqueue(
             f"a checkpoint ends at byte {len(view)}, before its subqueue {subqueue.number}"
         )
     count, changed_count = _SUBQUEUE.unpack_from(view, end)
-    rows = _Rows(view, end + _SUBQUEUE.size, count)
-    changed_places = _Table("I", view, rows.end, changed_count)
+    tables = _SubqueueTables(view, end + _SUBQUEUE.size, count)
+    changed_places = _Table("I", view, tables.end, changed_count)
     changed_sizes = _Table("I", view, changed_places.end, changed_count)
     end = changed_sizes.end
-    numbers: list[array[int]] = []
+    numbers: list[Sequence[int]] = []
     for start in range(0, count, AT_ONCE):
-        part = rows.part(start)
-        numbers.append(part[0])
-        _bring_back(subqueue, frames, *part)
+        rows = tables.part(start)
+        numbers.append(rows.numbers)
+        check_places(rows.places, len(frames), "frame")
+        subqueue.bring_back(sorted(references_of(rows, frames), key=attrgetter("sequence_number")))
         yield
     given = given_bytes = 0
     for place, size in zip(changed_places.each(), changed_sizes.each(), strict=True):
@@ -148,42 +146,3 @@ def _load_subqueue(
             given = given_bytes = 0
             yield
     return end
-
-
-def _bring_back(
-    subqueue: Subqueue,
-    frames: list[StoredFrame],
-    numbers: array[int],
-    enqueued: array[int],
-    expiries: array[int],
-    places: array[int],
-    offsets: array[int],
-    sizes: array[int],
-    deliveries: array[int],
-    states: array[int],
-) -> None:
-    """Add these messages to their subqueue."""
-    check_places(places, len(frames), "frame")
-    # Let equal times and sizes share one object each; reading a table creates one per message.
-    shared: dict[int, int] = {}
-    share = shared.setdefault
-    references = list(
-        map(
-            Reference,
-            numbers,
-            map(frames.__getitem__, places),
-            offsets,
-            map(share, sizes, sizes),
-            map(share, enqueued, enqueued),
-            [share(each, each) or None for each in expiries],
-        )
-    )
-    untrack(references)
-    give(references, NO_COLUMNS)
-    for reference, delivery_count, state in zip(references, deliveries, states, strict=True):
-        reference.frame.live += 1
-        if delivery_count:
-            reference.delivery_count = delivery_count
-        if state:
-            reference.state = state_of(state)
-    subqueue.bring_back(sorted(references, key=attrgetter("sequence_number")))

@@ -23,13 +23,19 @@ def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[ar
     """Decode a table of `count` numbers; also returns the offset after it. Raises UnreadableRecord if it does
     not fit."""
     numbers: array[int] = array(code)
-    end = offset + count * numbers.itemsize
-    if end > len(view):
-        raise UnreadableRecord(f"a table of {count} numbers ends at byte {end} of {len(view)}")
+    end = end_of_table(numbers.itemsize, view, offset, count)
     numbers.frombytes(view[offset:end])
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers, end
+
+
+def end_of_table(width: int, view: memoryview, offset: int, count: int) -> int:
+    """Where a table of `count` numbers of `width` bytes ends. Raises UnreadableRecord if it does not fit."""
+    end = offset + count * width
+    if end > len(view):
+        raise UnreadableRecord(f"a table of {count} numbers ends at byte {end} of {len(view)}")
+    return end
 
 
 def check_places(places: Sequence[int], count: int, what: str) -> None:
