@@ -15,7 +15,6 @@ from typing import ClassVar, Protocol, cast
 
 from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN, EntityDescription
-from broker.entities.roles import SubqueueDescription
 from broker.identifiers import ClientId
 from broker.message.property_sizes import PropertyLimits
 from broker.namespace.health import CLOSED, DOWN, MISSING
@@ -542,18 +541,8 @@ class Entity:
 
     def runtime_with(self, counts: Mapping[str, SubqueueCounts]) -> EntityRuntime:
         """As `runtime`, given the counts of all subqueues."""
-        description = self.description
-        return self.runtime_of(description.subqueues, description.settings.forwarding[0], counts)
-
-    def runtime_of(
-        self,
-        subqueues: Mapping[int, SubqueueDescription],
-        forward_to: str | None,
-        all_counts: Mapping[str, SubqueueCounts],
-    ) -> EntityRuntime:
-        """What some of its subqueues hold now, given the counts of all. If there is a target, their messages
-        are forwarded."""
-        return sum_up(subqueues, forward_to, all_counts, self.available, self.accessed_at_ms)
+        subqueues, forward_to = self.description.subqueues, self.description.settings.forwarding[0]
+        return sum_up(subqueues, forward_to, counts, self.available, self.accessed_at_ms)
 
     @property
     def started(self) -> Collection[int]:

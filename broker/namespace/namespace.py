@@ -304,11 +304,11 @@ class Namespace:
         except StorageError:  # opening the partitions turns any failure into a state
             with_logs = range(entity.description.partitions)
         await entity.opened(with_logs, self._opening, sparing=True)
-        return self.runtime_now(entity)
+        return entity.runtime()
 
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
-        """Return once `runtime_now` is exact for all entities, or after `within_s`; then it is not exact for
-        entities with `Entity.unknown`."""
+        """Return once `Entity.runtime` is exact for all entities, or after `within_s`; then it is not exact
+        for entities with `Entity.unknown`."""
         until_s = asyncio.get_running_loop().time() + within_s
         if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
@@ -337,11 +337,6 @@ class Namespace:
     def unknown_count(self) -> int:
         """Partitions that were open when the broker last ended and have not been opened yet."""
         return self._resting.unknown_count
-
-    def runtime_now(self, entity: Entity) -> EntityRuntime:
-        """Like `runtime`, without waiting or opening a log. Exact except for partitions that are
-        `Entity.unknown`."""
-        return entity.runtime()
 
     # --- changing -------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from broker.entities.topics import (
 from broker.namespace.entity import Entity, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting
-from broker.namespace.runtime import EntityRuntime
+from broker.namespace.runtime import EntityRuntime, sum_up
 from broker.operations.message_states import SubqueueCounts
 
 
@@ -118,7 +118,8 @@ class Topic(Entity):
 
     def runtime_with(self, counts: Mapping[str, SubqueueCounts]) -> EntityRuntime:
         """What the topic holds itself, and the size of everything in it."""
-        return replace(self.runtime_of(TOPIC_SUBQUEUES, None, counts), active=0, size_bytes=self._size())
+        runtime = sum_up(TOPIC_SUBQUEUES, None, counts, self.available, self.accessed_at_ms)
+        return replace(runtime, active=0, size_bytes=self._size())
 
     def subscription_runtime(
         self, subscription: SubscriptionDescription, counts: Mapping[str, SubqueueCounts] | None = None
@@ -127,5 +128,5 @@ class Topic(Entity):
         subqueues = dict(subscription.subqueues())
         if counts is None:
             counts = self.counts_of(each.name for each in subqueues.values())
-        runtime = self.runtime_of(subqueues, subscription.settings.forward_to, counts)
-        return replace(runtime, accessed_at_ms=self.accessed_by(subscription.number))
+        accessed_at_ms = self.accessed_by(subscription.number)
+        return sum_up(subqueues, subscription.settings.forward_to, counts, self.available, accessed_at_ms)

@@ -10,6 +10,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.namespace.entity import ask
 from broker.namespace.namespace import OPENING_MAX
+from broker.namespace.runtime import sum_up
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.sending import Send
 from storage.errors import DiskFailed
@@ -134,8 +135,8 @@ async def test_what_some_subqueues_hold_is_counted_apart_from_the_others(world: 
     assert (runtime.active, runtime.scheduled, runtime.dead_letter) == (1, 2, 5)
     assert (runtime.message_count, runtime.size_bytes) == (8, 80)
     dead_letters = {1: queue.description.subqueues[1]}
-    runtime = queue.runtime_of(dead_letters, None, queue.counts())
+    runtime = sum_up(dead_letters, None, queue.counts(), True, None)
     assert (runtime.active, runtime.dead_letter, runtime.message_count, runtime.size_bytes) == (0, 5, 5, 50)
     main = {0: queue.description.subqueues[0]}
-    runtime = queue.runtime_of(main, "elsewhere", queue.counts())
+    runtime = sum_up(main, "elsewhere", queue.counts(), True, None)
     assert (runtime.active, runtime.transfer) == (0, 1)
