@@ -253,8 +253,8 @@ class Lenience:
         return b"".join((*changed, data[taken:size])) if changed else data[begin:size]
 
     def _replacement(self, data: bytes, offset: int, frame_bytes: int) -> tuple[bytes | None, int]:
-        """What replaces the beginning of the frame at `offset`, and how many bytes of it; None if it is left.
-        Raises _CutOff if too little of the frame has arrived to tell."""
+        """What replaces the beginning of the frame at `offset`, and the size of that beginning. None leaves
+        the frame as it is. Raises _CutOff if too little of it has arrived to tell."""
         end, most = offset + frame_bytes, _HEAD_BYTES_MAX
         head = data[offset : min(end, offset + most)]
         try:
@@ -269,8 +269,8 @@ class Lenience:
             return None, 0  # proton refuses the frame, or takes no harm from it
 
     def _keep_from(self, data: bytes, end: int) -> int:
-        """Keep what is left of a wide disposition, and the data behind it, which is at `end`, for the next
-        `incoming`. Returns where the data ends that is not kept."""
+        """Keep what is left of a wide disposition, and the data behind it, from `end` on, for the next
+        `incoming`. Returns the end of the data that is not kept."""
         self._first = self.wide.take_rest()
         if end < len(data):
             self._rest, self._rest_begin = data, end

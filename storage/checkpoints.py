@@ -219,8 +219,9 @@ class Checkpoints:
         kept: dict[str, dict[int, Place]],
         fresh: Sequence[_Fresh],
     ) -> StoredCheckpoint:
-        """A new checkpoint without the content of its blocks: those `kept` where they are in the files of
-        `base`, and `fresh` ones behind the tables of its own file, which are added to `kept`."""
+        """Add the `fresh` blocks to `kept`, with their places behind the tables of the new checkpoint's file.
+        Returns that checkpoint, without the content of its blocks. Those that were `kept` before stay in the
+        files of `base`."""
         serial = self._next_serial
         files = {place.file for places in kept.values() for place in places.values()}
         sizes = {file: size for file, size in base.files.items() if file in files} if base is not None else {}

@@ -182,7 +182,7 @@ class ChangedProperties:
 
 
 class MergingRoom:
-    """How much one cycle merges the broker's reasons with changed properties. Lock expiry
+    """What one cycle may spend on merging the broker's reasons with changed properties. Lock expiry
     (`delivery_count.py`) and the time to live (`time_to_live.py`) share it; what does not fit waits for the
     next cycles."""
 

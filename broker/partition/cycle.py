@@ -93,7 +93,7 @@ class Cycle:
         """Messages that the operations have sent, settled or looked at."""
         self.merging_room = MergingRoom()
         self.ended_leases = 0
-        """Leases whose time was over."""
+        """Leases, and locks of sessions, whose time was over."""
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []

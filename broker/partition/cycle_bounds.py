@@ -27,8 +27,8 @@ class Bounds:
     ended_locks_max: int = 2048
     """Locks that expire. The lease that reaches the limit is the last one to end in the cycle."""
     ended_leases_max: int = 256
-    """Leases of which locks expire. Many leases of one message each take much longer than one lease of as
-    many messages."""
+    """Leases, and locks of sessions, that end. Many leases of one message each take much longer than one
+    lease of as many messages."""
     looks_max: int = 4096
     """Messages that one `Peek` or `Watch` passes over, and sessions that one `ListSessions` looks at, before
     it continues in the next cycle."""
