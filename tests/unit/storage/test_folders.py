@@ -115,7 +115,6 @@ def test_a_copy_of_a_broker_leaves_the_folders_of_the_original_alone() -> None:
 def test_a_copy_of_a_folder_is_not_used_while_the_disk_of_another_one_is_away() -> None:
     """Symptom: with nothing at the place of the second folder, an old copy of the first one was used, and
     what it was sent was gone when the second one was back."""
-
     disk = RecordingDisk()
     arrange(disk, [A, B])
     disk.make_directory(C)
