@@ -49,10 +49,10 @@ class Cycle:
     """Created by `Partition.begin`; complete after `Partition.finish`."""
 
     __slots__ = (
-        "answers", "arrived_in", "commit", "dead_lettered", "ended_leases", "expired_locks",
-        "expired_messages", "first_sent", "granted", "granted_bytes", "grants", "has_sent", "holes",
-        "is_quiet", "marks", "merging_room", "now_ms", "open_grants", "passing", "redriven", "sent_with",
-        "to_tell", "unsynced", "wall_ms", "work",
+        "answers", "arrived_in", "commit", "dead_lettered", "ended_leases", "ended_locks", "expired_locks",
+        "expired_messages", "first_sent", "granted", "granted_bytes", "grants", "has_handed_out", "has_sent",
+        "holes", "is_quiet", "marks", "merging_room", "now_ms", "open_grants", "passing", "redriven",
+        "sent_with", "to_tell", "unsynced", "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -89,15 +89,24 @@ class Cycle:
         """Counts for the metrics."""
         self.granted = self.granted_bytes = 0
         """Messages looked at, and bytes granted, in the subqueue being handed out."""
+        self.has_handed_out = False
+        """Nothing more is handed out of that subqueue: expired messages lie there that do not fit into the
+        cycle."""
         self.work = 0
         """Messages that the operations have sent, settled or looked at."""
         self.merging_room = MergingRoom()
-        self.ended_leases = 0
-        """Leases, and locks of sessions, whose time was over."""
+        self.ended_leases = self.ended_locks = 0
+        """Leases and locks that the broker has ended, and sessions that it has taken away: their time was over,
+        or their holder has gone."""
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []
         """References to new messages that memory has no room for after the cycle."""
+
+    def hand_out_anew(self) -> None:
+        """Begin with another subqueue. Each has limits of its own, so that none starves the others."""
+        self.granted_bytes = self.granted = 0
+        self.has_handed_out = False
 
     @property
     def missing(self) -> list[Reference]:

@@ -7,6 +7,8 @@ partition asks other clients to return messages they have not passed on (`Recall
 
 from __future__ import annotations
 
+from functools import partial
+
 from broker.base.errors import Reason, Refused
 from broker.identifiers import ClientId
 from broker.operations.general import Detach
@@ -90,8 +92,8 @@ class Delivering:
 
     def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
         """Withdraw a client's demand. A drain asks for the messages there are now, and then no more (§2.6.7),
-        so first meet the demand as far as possible and recall messages for it. Returns False if that must
-        continue in the next cycle."""
+        so first meet the demand as far as possible and recall messages for it, in later cycles if this one
+        may not give the client anything yet. Returns False if none of that can begin in this cycle."""
         space = self._space
         if space.hands_out_later:
             return False  # a transaction of this cycle may give back what the client waits for
@@ -99,17 +101,16 @@ class Delivering:
             return False
         book = space.books[subqueue.number]
         self._hand_out(subqueue, book)
-        if (
-            subqueue.available
-            and book.waits(client)
-            and (client, subqueue.number) not in space.cycle.open_grants
-        ):
-            return False  # the cycle has reached its limit, and this client has been given nothing yet
         self._recall(subqueue, book)
-        if book.withdraw(client):
+        if book.withdraw(client, is_owed=self._is_owed(subqueue, client)):
             space.answer(client, Withdrawn(space.number, subqueue.name))
         close_grant(space, client, subqueue.number)
         return True
+
+    def _is_owed(self, subqueue: Subqueue, client: ClientId) -> bool:
+        """Whether a client that waits has been given nothing in this cycle, and messages are left that may be
+        for it."""
+        return bool(subqueue.available) and (client, subqueue.number) not in self._space.cycle.open_grants
 
     def recalled(self, client: ClientId, recalled: Recalled) -> None:
         """Handle a client's answer to a recall: grant what it returned to other clients."""
@@ -262,11 +263,11 @@ class Delivering:
                 if not book.is_held:
                     del self._asked[number]
                 continue
-            cycle.granted_bytes = cycle.granted = 0  # limits per subqueue, so that none starves the others
+            cycle.hand_out_anew()
             if not space.hands_out_later:
                 self._hand_out(subqueue, book)
             self._recall(subqueue, book)
-            for client in book.left():
+            for client in book.left(partial(self._is_owed, subqueue)):
                 space.answer(client, Withdrawn(space.number, subqueue.name))
                 close_grant(space, client, subqueue.number)
         self._to_tell += cycle.to_tell
@@ -333,7 +334,7 @@ class Delivering:
         client = waiter.client
         room = min(space.bounds.granted_bytes_max - cycle.granted_bytes, waiter.bytes)
         looks = space.bounds.granted_max - cycle.granted
-        if room <= 0 or looks <= 0:
+        if room <= 0 or has_granted_enough(space):
             return 0
         grant = cycle.open_grants.get((client, subqueue.number))
         lease = grant.lease if grant else self._new_lease(subqueue)

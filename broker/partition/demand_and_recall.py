@@ -30,7 +30,7 @@ return something.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from broker.identifiers import ClientId
 from broker.operations.receiving import BYTES_UNBOUNDED
@@ -148,11 +148,11 @@ class DemandBook:
         if client in self._waiting:
             self._waiting.move_to_end(client)
 
-    def withdraw(self, client: ClientId) -> bool:
-        """End a client's demand. Returns False if it must wait for recalls under way; `left` returns the
-        client later."""
+    def withdraw(self, client: ClientId, *, is_owed: bool = False) -> bool:
+        """End a client's demand. Returns False if it must wait for recalls under way, or, if `is_owed`, for
+        messages that are available; `left` returns the client later."""
         waiter = self._waiting.get(client)
-        if waiter is not None and client in self._eager and self._may_still_get(client):
+        if waiter is not None and (is_owed or self._is_worth_waiting(client)):
             self._leaving[client] = waiter
             return False
         self._forget_waiter(client)
@@ -163,16 +163,16 @@ class DemandBook:
         return client in self._leaving
 
     def leave(self, client: ClientId) -> None:
-        """End the demand of a leaving client at once, despite recalls under way."""
+        """End the demand of a leaving client at once, whatever it may still get."""
         self._forget_waiter(client)
 
-    def left(self) -> list[ClientId]:
+    def left(self, is_owed: Callable[[ClientId], bool]) -> list[ClientId]:
         """End the demand of leaving clients with nothing more to wait for, and return the clients whose
-        withdrawal is complete."""
+        withdrawal is complete. `is_owed`: whether a client is to be given available messages."""
         gone, self._gone = self._gone, []
         for waiter in list(self._leaving.values()):
             client = waiter.client
-            if client not in self._eager or not self._may_still_get(client):
+            if not (is_owed(client) or self._is_worth_waiting(client)):
                 self._forget_waiter(client)
                 gone.append(client)
         return gone
@@ -289,8 +289,9 @@ class DemandBook:
             assert holder.granted or holder.under_way
         assert self._recallable.keys() | self._awaited.keys() <= self._holders.keys()
 
-    def _may_still_get(self, client: ClientId) -> bool:
-        return any(other != client for other in self._awaited)
+    def _is_worth_waiting(self, client: ClientId) -> bool:
+        """Whether a client has been given nothing yet, and recalls are under way."""
+        return client in self._eager and any(other != client for other in self._awaited)
 
     def _forget_waiter(self, client: ClientId) -> None:
         self._waiting.pop(client, None)

@@ -50,4 +50,5 @@ def close_grant(space: Workspace, client: ClientId, subqueue: int) -> None:
 def has_granted_enough(space: Workspace) -> bool:
     """Whether the cycle has handed out as much of the current subqueue as allowed."""
     cycle, bounds = space.cycle, space.bounds
-    return cycle.granted_bytes >= bounds.granted_bytes_max or cycle.granted >= bounds.granted_max
+    has_reached_limit = cycle.granted_bytes >= bounds.granted_bytes_max or cycle.granted >= bounds.granted_max
+    return cycle.has_handed_out or has_reached_limit

@@ -376,7 +376,7 @@ class SessionLocks:
             assert sessions is not None, "a session was locked"
             if not sessions.hungry:
                 continue
-            cycle.granted_bytes = cycle.granted = 0
+            cycle.hand_out_anew()
             for _ in range(sessions.hungry.count):
                 session = sessions.hungry.first
                 if session is None:

@@ -123,7 +123,7 @@ class TimeToLive:
         self._expire(subqueue, expired[:fitting])
         if fitting < len(expired):
             subqueue.give_back(expired[fitting:])
-            space.cycle.granted = space.bounds.granted_max
+            space.cycle.has_handed_out = True
 
     def _expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Remove or dead-letter available messages whose time to live is over."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import MAIN, QueueSettings
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.identifiers import ClientId, partition_of_token, sequence_of_token
 from broker.message.changes import encode_changes
+from broker.operations.browsing import Peek
 from broker.operations.general import Detach, Failed
 from broker.operations.interface import Answer
 from broker.operations.message_states import MessageState
@@ -15,8 +18,9 @@ from broker.operations.receiving import Demand, Locked, Recall, ReceiveDeferred,
 from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, Defer, Release
 from broker.operations.transfers import LockNext
-from broker.partition.changed_properties import PROPERTY_COST
+from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.subqueue import Subqueue
 from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import LOCK_MS, NUMBER, Harness, one, properties
 
@@ -277,3 +281,99 @@ async def test_messages_with_thousands_of_changed_properties_are_handed_out_in_s
         given += [len(each.tokens) for each in harness.take(1) if isinstance(each, Locked)]
     assert max(given) * 5_000 * PROPERTY_COST <= 2 * Bounds().granted_bytes_max and len(given) > 3
     assert harness.subqueues[0].locked == 40
+
+
+async def _with_much_to_merge(harness: Harness, count: int) -> None:
+    """Send messages that live for 5 s, and give each of them 2,000 changed properties of its own. Together
+    they expire over several cycles."""
+    await harness.send(*[b"x"] * count, ttl=[5_000] * count)
+    for number, token in enumerate((await harness.receive(1, count)).tokens):
+        changed = {f"{number} {key}": None for key in range(2_000)}
+        await harness.do(1, Abandon([token], encode_changes(changed)))
+    harness.clock.advance(5_020)
+
+
+EXPIRING = QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100)
+
+
+async def test_others_are_served_while_a_client_drains_past_messages_that_take_long_to_expire() -> None:
+    """Symptom: the withdrawal was put back, and with it all that came after, for 198 cycles."""
+    harness = Harness(EXPIRING)
+    await _with_much_to_merge(harness, 80)
+    harness.post(1, Demand(MAIN, 10))
+    harness.post(1, Withdraw(MAIN))
+    harness.post(2, Send([b"live"], None))
+    harness.post(3, Peek(DEAD_LETTER, 0, 1))
+    steps = 0
+    while not harness.received[1]:
+        await harness.task.step()
+        harness.task.check()
+        steps += 1
+        assert harness.received[2] and harness.received[3], "they wait for one cycle"
+    assert steps > 3
+    await harness.until_quiet()
+    locked, withdrawn = harness.take(1)
+    assert isinstance(locked, Locked) and locked.messages == [b"live"] and isinstance(withdrawn, Withdrawn)
+
+
+async def test_locks_end_while_a_client_drains_past_messages_that_take_long_to_expire() -> None:
+    harness = Harness(EXPIRING)
+    await harness.send(b"held")
+    harness.post(4, Demand(MAIN, 1))
+    await harness.until_quiet()
+    await _with_much_to_merge(harness, 80)
+    harness.clock.advance(LOCK_MS - 5_020 - 10)
+    harness.post(1, Demand(MAIN, 10))
+    harness.post(1, Withdraw(MAIN))
+    await harness.task.step()
+    harness.clock.advance(10 + Bounds().tick_ms)
+    assert not harness.take(1)
+    await harness.task.step()
+    assert one(harness.take(1)[:1], Locked).messages == [b"held"], "it came back, and is the oldest"
+    assert harness.subqueues[0].references.count > 1
+
+
+@pytest.mark.parametrize("then", ["asks", "goes", "settles"])
+async def test_what_a_client_does_after_a_drain_that_takes_long(then: str) -> None:
+    harness = Harness(EXPIRING)
+    await harness.send(b"held")
+    held = await harness.receive(1)
+    await _with_much_to_merge(harness, 80)
+    harness.post(1, Demand(MAIN, 10))
+    harness.post(1, Withdraw(MAIN))
+    await harness.task.step()
+    assert not harness.take(1)
+    match then:
+        case "asks":
+            assert await harness.do(1, Demand(MAIN, 5)) == [Withdrawn(NUMBER, MAIN)]
+            await harness.send(b"live")
+            assert one(harness.take(1), Locked).messages == [b"live"], "its new demand stands"
+        case "goes":
+            assert await harness.do(1, Detach()) == []
+            await harness.send(b"live")
+            assert harness.take(1) == []
+        case "settles":
+            answers = await harness.do(1, Complete(held.tokens))
+            assert sorted(type(each).__name__ for each in answers) == ["Settled", "Withdrawn"]
+            await harness.send(b"live")
+            assert harness.take(1) == [], "it has no demand any more"
+
+
+async def test_a_hand_out_ends_where_expired_messages_do_not_fit_into_the_cycle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else they are looked at again and again, up to the limit of the hand-out."""
+    harness = Harness(EXPIRING)
+    count = MERGED_AT_ONCE // (2_000 * PROPERTY_COST)
+    await _with_much_to_merge(harness, count)
+    takes: list[int] = []
+    take = Subqueue.take
+
+    def counting(subqueue: Subqueue, *arguments: Any) -> Any:
+        takes.append(0)
+        return take(subqueue, *arguments)
+
+    monkeypatch.setattr(Subqueue, "take", counting)
+    harness.post(2, Demand(MAIN, 80))
+    await harness.task.step()
+    assert len(takes) == 1 and len(harness.subqueues[0].references) == 1, "the others have expired before"

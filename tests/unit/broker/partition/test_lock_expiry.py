@@ -56,6 +56,20 @@ async def test_locks_of_one_message_each_end_a_few_at_a_time() -> None:
     assert [each for each in lapses.locks if each] == [50, 50, 20]
 
 
+async def test_delays_that_end_at_once_end_in_cycles_of_bounded_size() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(ended_locks_max=5)))
+    await harness.send(*[b"x"] * 20)
+    for _ in range(5):
+        await harness.do(1, Abandon((await harness.receive(1, 4)).tokens, delay_ms=1_000))
+    harness.clock.advance(1_020)
+    locked = [20]
+    while locked[-1]:
+        await harness.task.step()
+        harness.task.check()
+        locked.append(harness.subqueues[0].locked)
+    assert locked == [20, 12, 4, 0], "the lease that reaches the limit is the last one"
+
+
 @pytest.mark.parametrize("together", [False, True])
 async def test_locks_at_the_last_delivery_end_over_several_cycles_if_much_must_be_merged(
     together: bool,

@@ -7,12 +7,13 @@ import pytest
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.message.changes import encode_changes, merge_changes
 from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
+from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Defer, Release, Settled
-from broker.partition import changed_properties
+from broker.partition import changed_properties, time_to_live
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST, cost_of
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
-from tests.support.partition_harness import LOCK_MS, Harness, Lapses, properties
+from tests.support.partition_harness import LOCK_MS, Harness, Lapses, one, properties
 from tests.support.topics import BLUE, topic
 
 SOME = 3_000
@@ -208,24 +209,53 @@ async def test_expired_messages_that_are_given_no_reason_go_together_whatever_ha
     assert max(lapses.messages) == 40 and not harness.subqueues[0].references
 
 
-async def test_messages_that_expired_while_locked_go_over_several_cycles_if_much_must_be_merged() -> None:
-    harness = Harness(QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100))
-    await _with_much_to_merge(harness, 60)
-    harness.post(1, Demand(MAIN, 60))
+async def _expired_while_locked(harness: Harness, count: int) -> list[bytes]:
+    """Have a client lock messages with much to merge, which expire then; returns the tokens."""
+    await _with_much_to_merge(harness, count)
+    harness.post(1, Demand(MAIN, count))
     tokens: list[bytes] = []
-    while len(tokens) < 60:
+    while len(tokens) < count:
         await harness.task.step()
         tokens += [token for each in harness.take(1) if isinstance(each, Locked) for token in each.tokens]
     await harness.advance(5_020)
     assert not harness.subqueues[1].references
-    harness.post(1, Release(tokens))
+    return tokens
+
+
+async def test_messages_that_expired_while_locked_go_over_several_cycles_if_much_must_be_merged() -> None:
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100))
+    harness.post(1, Release(await _expired_while_locked(harness, 60)))
     dead: list[int] = [0]
     while dead[-1] < 60:
-        await harness.task.step()
+        has_more = await harness.task.step()
         harness.task.check()
         dead.append(len(harness.subqueues[1].references))
         assert dead[-1] - dead[-2] <= MERGED_AT_ONCE // (2_000 * PROPERTY_COST)
+        assert has_more or dead[-1] == 60, "the next cycle follows at once"
     assert len(dead) > 3
+
+
+async def test_messages_that_expired_while_locked_go_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_to_live, "LOOKED_AT_TOGETHER", 5)
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100))
+    harness.post(1, Release(await _expired_while_locked(harness, 40)))
+    expected = sorted(harness.subqueues[0].references)
+    dead = harness.subqueues[1].references
+    while len(dead) < 40:
+        await harness.task.step()
+        assert sorted(dead) == expected[: len(dead)]
+
+
+async def test_what_expiring_released_messages_takes_counts_as_work_of_the_cycle() -> None:
+    bounds = Bounds(work_max=1_000)
+    queue = QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100)
+    harness = Harness(queue, limits=TaskLimits(bounds=bounds))
+    harness.post(1, Release(await _expired_while_locked(harness, 40)))
+    harness.post(2, Send([b"x"], None))
+    await harness.task.step()
+    assert not harness.take(2)
+    await harness.task.step()
+    one(harness.take(2), Sent)
 
 
 async def test_expired_messages_that_a_client_would_be_given_go_over_several_cycles() -> None:
