@@ -96,8 +96,8 @@ class Cycle:
         """Messages that the operations have sent, settled or looked at."""
         self.merging_room = MergingRoom()
         self.ended_leases = self.ended_locks = 0
-        """Leases and locks that the broker has ended, and sessions that it has taken away: their time was over,
-        or their holder has gone."""
+        """Leases and locks of sessions that have ended, and locks of messages: their time was over, or their
+        holder has gone."""
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []

@@ -25,7 +25,9 @@ class Bounds:
     granted_max: int = 2048
     """Messages looked at in each subqueue in order to hand them out, including those that cannot be."""
     ended_locks_max: int = 2048
-    """Locks that expire. The lease that reaches the limit is the last one to end in the cycle."""
+    """Locks that end: they expire, a delay ends, or messages of a session come back from its holder. The
+    lease that reaches the limit is the last one to end in the cycle, and ends in part if it is of a
+    session."""
     ended_leases_max: int = 256
     """Leases, and locks of sessions, that end. Many leases of one message each take much longer than one
     lease of as many messages."""

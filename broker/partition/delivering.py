@@ -26,7 +26,7 @@ from broker.partition.changed_properties import WORK_COST, laying_cost, laying_c
 from broker.partition.cycle import Grant
 from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
-from broker.partition.references import ACTIVE, DEFERRED, Lease, Reference, SessionLock, bytes_of
+from broker.partition.references import ACTIVE, DEFERRED, Lease, Reference, SessionHolder, bytes_of
 from broker.partition.session_locks import SessionLocks
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
@@ -97,8 +97,9 @@ class Delivering:
         space = self._space
         if space.hands_out_later:
             return False  # a transaction of this cycle may give back what the client waits for
-        if self._sessions.covers(subqueue) and not self._sessions.withdraw(client, subqueue):
-            return False
+        if self._sessions.covers(subqueue):
+            self._sessions.withdraw(client, subqueue)
+            return True
         book = space.books[subqueue.number]
         self._hand_out(subqueue, book)
         self._recall(subqueue, book)
@@ -147,7 +148,7 @@ class Delivering:
         session_id, held = None, None
         if self._sessions.covers(subqueue):
             session, lock = self._sessions.held(receive.holder, receive.session_id, subqueue)
-            session_id, held = session.id, (lock, receive.holder)
+            session_id, held = session.id, lock.holders[receive.holder]
         found: list[Reference] = []
         for number in dict.fromkeys(receive.sequence_numbers):
             reference = subqueue.references.get(number)
@@ -237,15 +238,15 @@ class Delivering:
         subqueue: Subqueue,
         found: list[Reference],
         cookie: object,
-        session: tuple[SessionLock, ClientId] | None = None,
+        session: SessionHolder | None = None,
     ) -> None:
-        """Lock messages that are not locked. `session`: the lock of their session, and its holder."""
+        """Lock messages that are not locked. `session`: who holds their session."""
         space = self._space
         space.cycle.work += len(found)
         if session is None:
             lease = self._new_lease(subqueue)
         else:
-            lease = self._sessions.lease_by_number(*session, subqueue)
+            lease = space.locks.new_lease(subqueue.number, session.until_ms, session)
         grant = new_grant(space, client, lease, deferred=True, cookie=cookie)
         grant.open = False
         if found:

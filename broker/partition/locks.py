@@ -11,8 +11,9 @@ millisecond that the client was told, whether or not its timer has fired.
 Invariants: a reference is locked if and only if its `lease` is set, and it is then in that lease's
 `references`; `left` counts those; a lease with none left is forgotten at once.
 
-Messages of a session are locked for as long as their session is (AMQP contract 10.3). Their leases have no
-timer: `session_locks.py` ends them, and moves `until_ms` when the session's lock is renewed.
+Messages of a session are locked for as long as their holder has their session (AMQP contract 10.3). Their
+leases have no timer: `session_locks.py` ends them, and moves the holder's `until_ms` when the session's lock
+is renewed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from broker.base.errors import Reason
-from broker.identifiers import NO_CLIENT, ClientId, LockToken
+from broker.identifiers import LockToken
 from broker.partition import _references
 from broker.partition._untracked import untrack
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.demand_and_recall import DemandBook
-from broker.partition.references import TOKEN, Lease, Reference, SessionLock
+from broker.partition.references import TOKEN, Lease, Reference, SessionHolder
 from broker.partition.subqueue import Subqueue
 from broker.partition.subqueues import Subqueues
 from broker.partition.timers import DueKeys, TimerWheel
@@ -50,10 +51,8 @@ class Held(NamedTuple):
     until_ms: int
     lease: Lease
     """The one that keeps them meanwhile."""
-    session: SessionLock | None
-    """The lock of the messages' session, if they have one."""
-    holder: ClientId
-    """The client that holds the session for them."""
+    session: SessionHolder | None
+    """Who holds the messages' session, if they have one."""
 
 
 class Locks:
@@ -91,7 +90,7 @@ class Locks:
         assert self.nonce < 1 << 32, "an epoch has room for four billion leases"
         return self._epoch << 32 | self.nonce
 
-    def new_lease(self, subqueue: int, until_ms: int, session: SessionLock | None = None) -> Lease:
+    def new_lease(self, subqueue: int, until_ms: int, session: SessionHolder | None = None) -> Lease:
         """Make a lease with a new nonce, in the subqueue with this number. It takes effect when started."""
         return self._make(subqueue, self.new_nonce(), until_ms, session)
 
@@ -105,6 +104,8 @@ class Locks:
         home[1] += 1
         if lease.session is None:
             self._ends.add(lease.until_ms, lease.id)
+        else:
+            lease.session.leases[lease] = None
 
     def next_due_ms(self) -> int | None:
         """When the next lease expires; None if there is none."""
@@ -211,9 +212,7 @@ class Locks:
         if held is None:
             lease = self.new_lease(old.subqueue, HELD_UNTIL_MS)
             self.start(lease)
-            session = old.session
-            holder = session.leases.get(old, NO_CLIENT) if session is not None else NO_CLIENT
-            held = kept[old.id] = Held(old.nonce, old.until_ms, lease, session, holder)
+            held = kept[old.id] = Held(old.nonce, _end_of(old), lease, old.session)
         subqueue = self._subqueues[old.subqueue]
         reference = subqueue.references[number]
         self._move(subqueue, reference, held.lease)
@@ -222,13 +221,10 @@ class Locks:
     def restore(self, held: Held) -> None:
         """Make the tokens of messages that were held valid again. They end when they would have ended."""
         session = held.session
-        if session is not None and held.holder not in session.holders:
-            session = None  # it has ended meanwhile
+        if session is not None and session.has_gone:
+            session = None
         lease = self._make(held.lease.subqueue, held.nonce, held.until_ms, session)
         self.start(lease)
-        if session is not None:
-            lease.until_ms = session.until_ms
-            session.leases[lease] = held.holder
         for reference in held.lease.references:
             self._move(self._subqueues[lease.subqueue], reference, lease)
 
@@ -285,13 +281,14 @@ class Locks:
                     )
                     held[lease.id] = held.get(lease.id, 0) + 1
         assert held == {id: lease.left for id, lease in self._leases.items()}
+        assert all(lease.session is None or lease in lease.session.leases for lease in self._leases.values())
         homes: dict[int, list[int]] = {}
         for lease in self._leases.values():
             homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
         assert homes == dict(self._homes.items())
         self._ends.check(lease.until_ms for lease in self._leases.values() if lease.session is None)
 
-    def _make(self, subqueue: int, nonce: int, until_ms: int, session: SessionLock | None = None) -> Lease:
+    def _make(self, subqueue: int, nonce: int, until_ms: int, session: SessionHolder | None = None) -> Lease:
         self._ids += 1
         return Lease(self._ids, nonce, subqueue, None, until_ms, session)
 
@@ -318,6 +315,10 @@ class Locks:
             return None
         reference = self._subqueues[home[0]].references.get(number)
         lease = reference.lease if reference is not None else None
-        if lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
+        if lease is None or lease.nonce != nonce or _end_of(lease) <= now_ms:
             return None
         return number, lease
+
+
+def _end_of(lease: Lease) -> int:
+    return lease.until_ms if lease.session is None else lease.session.until_ms

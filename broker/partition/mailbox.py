@@ -50,7 +50,7 @@ _MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions, WatchRetu
 class Mailbox:
     """The operations waiting for one partition. Owned by the partition's task."""
 
-    __slots__ = ("attached", "undecided", "waiting")
+    __slots__ = ("accepting", "attached", "undecided", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Waiting] = deque()
@@ -59,6 +59,8 @@ class Mailbox:
         reopened or could not be."""
         self.attached: dict[ClientId, Sink] = {}
         """Clients with demand, a watch or a session. They may be answered at any time until they detach."""
+        self.accepting: dict[ClientId, Waiting] = {}
+        """Clients that have asked for a session, and what they asked: the answer may take several cycles."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -170,6 +172,8 @@ class Mailbox:
         (`_MAY_BE_ANSWERED_LATER`). Forget the sink at a `Detach`."""
         if isinstance(operation, _MAY_BE_ANSWERED_LATER):
             self.attached[client] = sink
+            if isinstance(operation, AcceptSession):
+                self.accepting[client] = client, operation, sink, 0
         elif isinstance(operation, Detach):
             self.attached.pop(client, None)
 
@@ -180,10 +184,16 @@ class Mailbox:
             sink = sinks.get(client) or self.attached.get(client)
             if sink is not None:
                 sink(answer)
+            if self.accepting:
+                self.accepting.pop(client, None)
 
     def take_all(self) -> list[Waiting]:
-        """Take out all undecided and waiting operations, so that they can be refused."""
+        """Take out all operations that are not answered yet, so that they can be refused."""
         entries = [*self.undecided, *self.waiting]
+        if self.accepting:
+            taken = {id(operation) for _, operation, _, _ in entries}
+            entries[:0] = [entry for entry in self.accepting.values() if id(entry[1]) not in taken]
+            self.accepting.clear()
         self.undecided = []
         self.waiting.clear()
         return entries

@@ -167,7 +167,8 @@ class MessageSessions:
                     self._count(-1)
         else:
             self.free.leave(session)
-            if any(holder.count for holder in lock.holders.values()) and self.has_next(session):
+            is_wanted = not lock.leaving and any(holder.count for holder in lock.holders.values())
+            if is_wanted and self.has_next(session):
                 self.hungry.join(session)
             else:
                 self.hungry.leave(session)
@@ -309,8 +310,13 @@ class MessageSessions:
             }
             can_be_given = any(not session.delayed or each < min(session.delayed) for each in available)
             assert (session in self.free) == (lock is None and can_be_given)
-            wanted = lock is not None and any(holder.count for holder in lock.holders.values())
+            wanted = (
+                lock is not None
+                and not lock.leaving
+                and any(holder.count for holder in lock.holders.values())
+            )
             assert (session in self.hungry) == (wanted and can_be_given)
-            assert lock is None or lock.holders, "a session is locked for somebody"
-            locks = {each.lease.session for each in own if each.lease is not None}
-            assert locks <= {lock, None}, "a message is locked with its session, or by its number"
+            assert lock is None or lock.holders or lock.leaving, "a session is locked for somebody"
+            holders = {each.lease.session for each in own if each.lease is not None}
+            holders -= {None} if lock is None else {None, *lock.holders.values(), *lock.leaving}
+            assert not holders, "a message is locked with its session, or by its number"

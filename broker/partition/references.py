@@ -147,7 +147,7 @@ class Lease:
         subqueue: int,
         holder: Holder | None,
         until_ms: int,
-        session: SessionLock | None = None,
+        session: SessionHolder | None = None,
     ) -> None:
         self.id = id
         self.nonce = nonce
@@ -158,10 +158,11 @@ class Lease:
         """The client that the messages can be recalled from; None if it asked for these messages by
         number."""
         self.until_ms = until_ms
+        """Of no use if it ends with a session."""
         self.is_delay = False
         """No client has locked the messages: they are offered again when this lease ends (`delays.py`)."""
         self.session = session
-        """The lock of the messages' session. If there is one, the lease ends with it and has no end of its
+        """Who holds the messages' session. If somebody does, the lease ends with that and has no end of its
         own."""
         self.references: list[Reference] = []
         """The messages that were locked. This lease no longer holds those whose `lease` is now another
@@ -185,10 +186,9 @@ class Holder:
 
 
 class SessionLock:
-    """The lock of a message session: its holders, and the leases of its messages, all of which end with
-    it."""
+    """The lock of a message session. It stays until its holders, and those that have gone, hold nothing."""
 
-    __slots__ = ("holders", "is_shared", "key", "leases", "token", "until_ms")
+    __slots__ = ("holders", "is_shared", "key", "leaving", "token", "until_ms")
 
     def __init__(self, token: bytes, until_ms: int, is_shared: bool) -> None:
         self.key = 0
@@ -199,17 +199,25 @@ class SessionLock:
         self.is_shared = is_shared
         """Whether other clients may hold it as well, if they know its token."""
         self.holders: dict[ClientId, SessionHolder] = {}
-        self.leases: dict[Lease, ClientId] = {}
-        """Leases of the session's messages that still hold some, and the holder that each was made for."""
+        """Without any, the lock has ended."""
+        self.leaving: set[SessionHolder] = set()
+        """Holders that have gone, or have lost the session, and whose messages are being given back. Until
+        all are back, the session's messages are given to nobody."""
 
 
 class SessionHolder:
-    """A client that holds a session, and its demand."""
+    """A client that holds a session, its demand, and the leases of the messages that it was given."""
 
-    __slots__ = ("bytes", "client", "count")
+    __slots__ = ("bytes", "client", "count", "has_gone", "leases", "until_ms")
 
-    def __init__(self, client: ClientId) -> None:
+    def __init__(self, client: ClientId, until_ms: int) -> None:
         self.client = client
+        self.until_ms = until_ms
+        """When the locks of its messages end: with the session's, or when it goes."""
+        self.has_gone = False
+        """It holds the session no more."""
+        self.leases: dict[Lease, None] = {}
+        """Those that still hold messages, in the order in which they were made."""
         self.count = 0
         """Messages that it still wants."""
         self.bytes = 0

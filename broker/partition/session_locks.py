@@ -7,7 +7,9 @@ token (the non-exclusive filter of the .NET client).
 
 Locks are volatile, like those of messages: a restart frees all sessions. When a lock ends, the session's
 locked messages have had a failed delivery, and each holder is told (`SessionLost`). When a holder detaches,
-its unsettled messages go back, and no delivery is counted.
+its unsettled messages go back, and no delivery is counted. In both cases they may come back over several
+cycles (`giving_back.py`). Meanwhile the lock stays, without holders if it has ended. A client that accepts
+the session by name waits for its end.
 
 A lock ends at exactly the millisecond that the client was told, whether or not its timer has fired. An
 operation counts if it arrived before that (`Workspace.arrived_ms`).
@@ -15,12 +17,11 @@ operation counts if it arrived before that (`Workspace.arrived_ms`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from broker.base.errors import Reason, Refused
 from broker.identifiers import ClientId, decode_session_id
 from broker.operations.browsing import Arrived
-from broker.operations.receiving import Demand
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Withdrawn
 from broker.operations.sessions import (
     AcceptSession,
     RenewSession,
@@ -31,10 +32,10 @@ from broker.operations.sessions import (
 )
 from broker.partition.changed_properties import laying_costs
 from broker.partition.cycle import Grant
-from broker.partition.delivery_count import failed_delivery, failing_together
+from broker.partition.giving_back import GivingBack
 from broker.partition.granting import close_grant, has_granted_enough, new_grant
 from broker.partition.message_sessions import MessageSession
-from broker.partition.references import Lease, Reference, SessionHolder, SessionLock, bytes_of
+from broker.partition.references import SessionHolder, SessionLock, bytes_of
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.timers import DueKeys, TimerWheel
@@ -45,10 +46,13 @@ class SessionLocks:
     """The locked sessions of one partition."""
 
     __slots__ = (
+        "_accepting",
         "_by_client",
         "_by_key",
+        "_draining",
         "_ended",
         "_ends",
+        "_giving_back",
         "_has_broken_off",
         "_keys",
         "_space",
@@ -64,9 +68,14 @@ class SessionLocks:
         self._keys = 0
         """How many keys were given so far."""
         self._by_key: dict[int, tuple[Subqueue, MessageSession]] = {}
-        """All locked sessions."""
+        """All sessions that somebody holds."""
         self._by_client: dict[ClientId, int] = {}
         """The session that each client holds, by key. A client holds at most one."""
+        self._accepting: dict[ClientId, tuple[MessageSession, AcceptSession]] = {}
+        """Clients that will be answered once all messages of a session that had a lock are back."""
+        self._draining: dict[ClientId, None] = {}
+        """Holders that have withdrawn, and whose demand did not fit into the cycle."""
+        self._giving_back = GivingBack(space, time_to_live)
         self._ends = TimerWheel(space.bounds.tick_ms, self._by_key.__contains__)
         self._ended = DueKeys()
         """Keys of locks that have come due and may have ended."""
@@ -78,7 +87,7 @@ class SessionLocks:
     @property
     def has_more(self) -> bool:
         """Whether work is left for the next cycle."""
-        return bool(self._ended) or self._has_broken_off
+        return bool(self._ended or self._giving_back) or self._has_broken_off
 
     @property
     def is_idle(self) -> bool:
@@ -95,7 +104,7 @@ class SessionLocks:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `run_out` has something to do."""
-        return bool(self._ended) or self._ends.is_due(now_ms)
+        return bool(self._ended or self._giving_back) or self._ends.is_due(now_ms)
 
     def next_due_ms(self) -> int | None:
         """When the next lock ends; None if no session is locked."""
@@ -107,15 +116,16 @@ class SessionLocks:
 
     # --- accepting ------------------------------------------------------------------------------------------
 
-    def accept(self, client: ClientId, accept: AcceptSession) -> bool:
-        """Lock a session for a client; False if that must wait for the next cycle. Raises Refused:
-        SESSION_NOT_FOUND if none is free, SESSION_LOCKED, NOT_ALLOWED."""
+    def accept(self, client: ClientId, accept: AcceptSession) -> None:
+        """Lock a session for a client, or do so as soon as all that an earlier holder had is back. Raises
+        Refused: SESSION_NOT_FOUND if none is free, SESSION_LOCKED, NOT_ALLOWED."""
         space = self._space
         subqueue = space.messages.find(accept.subqueue)
         if not self.covers(subqueue):
             path = space.description.path_of(accept.subqueue)
             raise Refused(Reason.NOT_ALLOWED, f"The entity '{path}' does not require sessions.")
-        assert client not in self._by_client, "a client holds one session"
+        is_new = client not in self._by_client and client not in self._accepting
+        assert is_new, "a client holds one session"
         sessions = subqueue.start_sessions()
         if accept.session_id is None:
             session = sessions.free.first
@@ -123,22 +133,22 @@ class SessionLocks:
                 raise Refused(Reason.SESSION_NOT_FOUND, "No session with messages is free.")
         else:
             session = sessions.find_or_make(accept.session_id)
-            if session.lock is not None and session.lock.until_ms <= space.arrived_ms:
-                if not self._lose(subqueue, session):
-                    return False
+            lock = session.lock
+            if lock is not None and lock.holders and lock.until_ms <= space.arrived_ms:
+                self._lose(subqueue, session)
+                self._give_back()
                 session = sessions.find_or_make(accept.session_id)
         lock = session.lock
+        if lock is not None and not lock.holders:
+            self._accepting[client] = session, accept
+            return
         if lock is None:
             lock = session.lock = self._new_lock(subqueue, accept.is_shared)
             self._enter(subqueue, session, lock)
             self._subqueues[subqueue.number] = subqueue
         elif not (lock.is_shared and accept.is_shared and accept.token == lock.token):
-            raise Refused(
-                Reason.SESSION_LOCKED,
-                f"The session '{decode_session_id(session.id)}' cannot be accepted. It may be locked "
-                "by another receiver.",
-            )
-        lock.holders[client] = SessionHolder(client)
+            raise _session_locked(session.id)
+        lock.holders[client] = SessionHolder(client, lock.until_ms)
         self._by_client[client] = lock.key
         sessions.review(session)
         space.answer(
@@ -147,7 +157,6 @@ class SessionLocks:
                 space.number, subqueue.name, session.id, lock.token, lock.until_ms, accept.cookie
             ),
         )
-        return True
 
     def _new_lock(self, subqueue: Subqueue, is_shared: bool) -> SessionLock:
         space = self._space
@@ -210,64 +219,46 @@ class SessionLocks:
         else:
             lock.until_ms = space.cycle.now_ms + renew.duration_ms
         self._enter(subqueue, session, lock)
-        for lease in lock.leases:
-            lease.until_ms = lock.until_ms
+        for holder in lock.holders.values():
+            holder.until_ms = lock.until_ms
         space.answer(client, SessionRenewed(lock.until_ms, renew.cookie))
-
-    def lease_by_number(self, lock: SessionLock, holder: ClientId, subqueue: Subqueue) -> Lease:
-        """A lease for messages that a holder has asked for by number."""
-        lease = self._space.locks.new_lease(subqueue.number, lock.until_ms, lock)
-        lock.leases[lease] = holder
-        return lease
 
     # --- the end of a lock ----------------------------------------------------------------------------------
 
     def run_out(self, until_ms: int) -> None:
-        """End the locks that end by `until_ms`, up to the cycle's limits."""
+        """End the locks that end by `until_ms`, and give back what their holders had, up to the cycle's
+        limits."""
         cycle, bounds = self._space.cycle, self._space.bounds
         self._ended.add(self._ends.expire(until_ms))
-        while (
-            self._ended
-            and cycle.expired_locks < bounds.ended_locks_max
-            and cycle.ended_leases < bounds.ended_leases_max
-        ):
+        while self._ended and cycle.ended_leases < bounds.ended_leases_max:
             cycle.ended_leases += 1
             for key in self._ended.take(1):
                 found = self._by_key.get(key)
-                if (
-                    found is not None
-                    and found[1].lock is not None
-                    and found[1].lock.until_ms <= until_ms
-                    and not self._lose(*found)
-                ):
-                    self._ended.put_back((key,))
-                    return
+                if found is not None and found[1].lock is not None and found[1].lock.until_ms <= until_ms:
+                    self._lose(*found)
+        self._give_back()
 
-    def _lose(self, subqueue: Subqueue, session: MessageSession) -> bool:
-        """End a lock whose time is over: its messages have had a failed delivery. False if not all of them
-        have, and the lock stays, because their changed properties take long to merge with a reason."""
+    def _lose(self, subqueue: Subqueue, session: MessageSession) -> None:
+        """End a lock whose time is over: its messages have had a failed delivery."""
         space, lock = self._space, session.lock
         assert lock is not None
-        held = _held_by(lock.leases)
-        failing = failing_together(space, subqueue, held)
-        space.cycle.expired_locks += len(failing)
-        if len(failing) < len(held):
-            self._end_some(failing)
-            failed_delivery(space, self._time_to_live, subqueue, failing, None)
-            return False
-        holders = list(lock.holders)
-        references = self._take_back(lock, list(lock.leases))
-        self._free(subqueue, session)
-        if references:
-            failed_delivery(space, self._time_to_live, subqueue, references, None)
-        for holder in holders:
-            close_grant(space, holder, subqueue.number)
-            space.answer(holder, SessionLost(space.number, subqueue.name))
-        return True
+        for client, holder in lock.holders.items():
+            close_grant(space, client, subqueue.number)
+            if client in self._draining:
+                self._withdrawn(client, subqueue)
+            space.answer(client, SessionLost(space.number, subqueue.name))
+            del self._by_client[client]
+            self._giving_back.begin(subqueue, session, holder, has_failed=True)
+        lock.holders.clear()
+        self._end(subqueue, session)
 
     def detach(self, client: ClientId) -> None:
         """A holder has gone: its unsettled messages go back, and the last one frees the session."""
         found = self._by_key.get(self._by_client.pop(client, 0))
+        if client in self._accepting:
+            session, accept = self._accepting.pop(client)
+            self._refuse(client, accept, _session_locked(session.id))
+        self._draining.pop(client, None)
         for number, clients in list(self._watches.items()):
             clients.pop(client, None)
             if not clients:
@@ -277,41 +268,52 @@ class SessionLocks:
         subqueue, session = found
         lock = session.lock
         assert lock is not None and subqueue.sessions is not None
-        references = self._take_back(lock, [lease for lease, owner in lock.leases.items() if owner == client])
-        self._space.cycle.work += len(references)
-        del lock.holders[client]
-        if not lock.holders:
-            self._free(subqueue, session)
-        self._time_to_live.give_back(subqueue, references)
-        if session.lock is not None:
+        holder = lock.holders.pop(client)
+        self._giving_back.begin(subqueue, session, holder, has_failed=False)
+        if lock.holders:
             subqueue.sessions.review(session)
+        else:
+            self._end(subqueue, session)
+        self._space.cycle.work += self._give_back()
 
-    def _take_back(self, lock: SessionLock, leases: list[Lease]) -> list[Reference]:
-        """End some leases of a session; returns their messages, in order."""
-        taken = _held_by(leases)
-        self._end_some(taken)
-        for lease in leases:
-            lock.leases.pop(lease, None)
-        return taken
-
-    def _end_some(self, references: list[Reference]) -> None:
-        """End the locks of some messages."""
-        groups: dict[Lease, list[Reference]] = {}
-        for reference in references:
-            assert reference.lease is not None
-            groups.setdefault(reference.lease, []).append(reference)
-        for lease, some in groups.items():
-            self._space.locks.take_back(lease, some)
-
-    def _free(self, subqueue: Subqueue, session: MessageSession) -> None:
+    def _end(self, subqueue: Subqueue, session: MessageSession) -> None:
+        """Nobody holds the session any more. Its lock goes once all its messages are back."""
         lock = session.lock
         assert lock is not None and subqueue.sessions is not None
-        for client in lock.holders:
-            self._by_client.pop(client, None)
         del self._by_key[lock.key]
         self._ends.cancel(lock.until_ms)
+        subqueue.sessions.review(session)
+        if not lock.leaving:
+            self._free(subqueue, session)
+
+    def _give_back(self) -> int:
+        """Give back what holders have left, as much as the cycle allows. Returns how many messages that
+        were."""
+        cycle = self._space.cycle
+        ended = cycle.ended_locks
+        for subqueue, session in self._giving_back.go_on():
+            assert session.lock is not None and subqueue.sessions is not None
+            if session.lock.holders:
+                subqueue.sessions.review(session)
+            else:
+                self._free(subqueue, session)
+        return cycle.ended_locks - ended
+
+    def _free(self, subqueue: Subqueue, session: MessageSession) -> None:
+        """The session has no lock any more: the client that waits for it longest gets it."""
+        assert subqueue.sessions is not None
         session.lock = None
         subqueue.sessions.review(session)
+        waiting = [(client, accept) for client, (home, accept) in self._accepting.items() if home is session]
+        for client, accept in waiting:
+            del self._accepting[client]
+            try:
+                self.accept(client, accept)
+            except Refused as refused:
+                self._refuse(client, accept, refused)
+
+    def _refuse(self, client: ClientId, accept: AcceptSession, refused: Refused) -> None:
+        self._space.answer(client, Failed(refused.reason, refused.description, accept.cookie))
 
     # --- handing out ----------------------------------------------------------------------------------------
 
@@ -322,6 +324,8 @@ class SessionLocks:
         if found is None or found[0] is not subqueue:
             space.answer(client, SessionLost(space.number, subqueue.name))
             return
+        if client in self._draining:
+            self._end_demand(client, *found)
         self._ask(subqueue, found[1], client, demand.count, demand.bytes_max)
 
     def ask_again(self, grant: Grant, count: int, size: int) -> None:
@@ -346,26 +350,43 @@ class SessionLocks:
         holder.bytes = max(bytes_max, 1)  # else handing out to it would never end
         subqueue.sessions.review(session)
 
-    def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
-        """Meet a holder's demand as far as possible, then end it. Returns False if that must continue in the
-        next cycle."""
-        space = self._space
+    def withdraw(self, client: ClientId, subqueue: Subqueue) -> None:
+        """Meet a holder's demand as far as possible, then end it; in later cycles if this one may not give it
+        anything yet."""
         found = self._by_key.get(self._by_client.get(client, 0))
         if found is None or found[0] is not subqueue:
-            return True
+            self._withdrawn(client, subqueue)
+            return
         session = found[1]
+        lock = session.lock
+        assert lock is not None
+        holder = lock.holders[client]
+        self._hand_to(subqueue, session, holder)
+        if self._is_owed(subqueue, session, holder):
+            self._draining[client] = None
+        else:
+            self._end_demand(client, subqueue, session)
+
+    def _is_owed(self, subqueue: Subqueue, session: MessageSession, holder: SessionHolder) -> bool:
+        """Whether a holder has been given nothing in this cycle, and may be in the next one: the cycle has
+        reached its limit, or others are still giving messages of the session back."""
         lock, sessions = session.lock, subqueue.sessions
         assert lock is not None and sessions is not None
-        holder = lock.holders[client]
-        if holder.count and sessions.has_next(session):
-            self._hand_to(subqueue, session, holder)
-            has_enough = has_granted_enough(space) and sessions.has_next(session)
-            if holder.count and has_enough and (client, subqueue.number) not in space.cycle.open_grants:
-                return False  # the cycle has reached its limit, and this client has been given nothing yet
-        holder.count = 0
-        sessions.review(session)
-        close_grant(space, client, subqueue.number)
-        return True
+        if not holder.count or (holder.client, subqueue.number) in self._space.cycle.open_grants:
+            return False
+        return bool(lock.leaving) or sessions.has_next(session)
+
+    def _end_demand(self, client: ClientId, subqueue: Subqueue, session: MessageSession) -> None:
+        assert session.lock is not None and subqueue.sessions is not None
+        session.lock.holders[client].count = 0
+        subqueue.sessions.review(session)
+        self._withdrawn(client, subqueue)
+
+    def _withdrawn(self, client: ClientId, subqueue: Subqueue) -> None:
+        """A client has no demand any more."""
+        self._draining.pop(client, None)
+        close_grant(self._space, client, subqueue.number)
+        self._space.answer(client, Withdrawn(self._space.number, subqueue.name))
 
     def hand_out(self) -> None:
         """End the cycle by handing out the messages of hungry sessions."""
@@ -390,19 +411,25 @@ class SessionLocks:
                     sessions.hungry.leave(session)
                     sessions.hungry.join(session)
                 if has_granted_enough(self._space):
-                    self._has_broken_off = bool(sessions.hungry)
+                    self._has_broken_off |= bool(sessions.hungry)
                     break
+        for client in list(self._draining):
+            subqueue, session = self._by_key[self._by_client[client]]
+            lock = session.lock
+            assert lock is not None
+            if not self._is_owed(subqueue, session, lock.holders[client]):
+                self._end_demand(client, subqueue, session)
 
     def _hand_to(self, subqueue: Subqueue, session: MessageSession, holder: SessionHolder) -> None:
         """Give a holder available messages of its session, up to its demand and the cycle's limits."""
         space, lock, sessions = self._space, session.lock, subqueue.sessions
         assert lock is not None and sessions is not None
         cycle = space.cycle
-        if lock.until_ms <= cycle.now_ms:
-            return  # it ends with the next cycle, and nothing may begin in it
+        if lock.until_ms <= cycle.now_ms or lock.leaving:
+            return  # it ends with the next cycle, and nothing may begin in it; or others give messages back
         while holder.count and sessions.has_next(session) and not has_granted_enough(space):
             grant = cycle.open_grants.get((holder.client, subqueue.number))
-            lease = grant.lease if grant else space.locks.new_lease(subqueue.number, lock.until_ms, lock)
+            lease = grant.lease if grant else space.locks.new_lease(subqueue.number, lock.until_ms, holder)
             taken, expired, looks = subqueue.take_from_session(
                 session,
                 holder.count,
@@ -418,7 +445,6 @@ class SessionLocks:
             if taken:
                 if grant is None:
                     space.locks.start(lease)
-                    lock.leases[lease] = holder.client
                     grant = new_grant(space, holder.client, lease)
                     cycle.open_grants[holder.client, subqueue.number] = grant
                 size = bytes_of(taken)
@@ -434,7 +460,8 @@ class SessionLocks:
         sessions.review(session)
 
     def check(self) -> None:
-        """Assert that the locked sessions are known by their keys and holders."""
+        """Assert that the locked sessions are known by their keys and holders, and what is to be given back
+        by those that have left."""
         locks: dict[int, SessionLock] = {}
         for key, (subqueue, session) in self._by_key.items():
             lock = session.lock
@@ -443,9 +470,13 @@ class SessionLocks:
             locks[key] = lock
         assert self._by_client == {client: key for key, lock in locks.items() for client in lock.holders}
         for lock in locks.values():
-            assert set(lock.leases.values()) <= set(lock.holders)
-            assert all(lease.left > 0 and lease.session is lock for lease in lock.leases)
-            assert all(lease.until_ms == lock.until_ms for lease in lock.leases)
+            assert lock.holders
+            for client, holder in lock.holders.items():
+                assert holder.client == client and not holder.has_gone and holder.until_ms == lock.until_ms
+                assert all(lease.left > 0 and lease.session is holder for lease in holder.leases)
+        assert self._draining.keys() <= self._by_client.keys()
+        assert all(session.lock is not None for session, _ in self._accepting.values())
+        self._giving_back.check()
         self._ends.check(lock.until_ms for lock in locks.values())
 
 
@@ -458,12 +489,9 @@ def session_lock_lost(session_id: bytes) -> Refused:
     )
 
 
-def _held_by(leases: Iterable[Lease]) -> list[Reference]:
-    """The messages of several leases, in order."""
-    held = [each for lease in leases for each in lease.references if each.lease is lease]
-    held.sort(key=_number)
-    return held
-
-
-def _number(reference: Reference) -> int:
-    return reference.sequence_number
+def _session_locked(session_id: bytes) -> Refused:
+    return Refused(
+        Reason.SESSION_LOCKED,
+        f"The session '{decode_session_id(session_id)}' cannot be accepted. It may be locked by another "
+        "receiver.",
+    )

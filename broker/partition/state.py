@@ -574,7 +574,7 @@ class Partition:
             case Reschedule():
                 self._schedule.reschedule(client, operation)
             case AcceptSession():
-                return self._sessions.accept(client, operation)
+                self._sessions.accept(client, operation)
             case RenewSession():
                 self._sessions.renew(client, operation)
             case WatchSessions():

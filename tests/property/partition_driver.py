@@ -136,7 +136,12 @@ class PartitionDriver(RuleBasedStateMachine):
             payload_bytes=payload_bytes,
             segment_bytes=1_000 if small_log else 1 << 30,
             limits=TaskLimits(
-                bounds=Bounds(granted_bytes_max=granted, expired_max=3, activated_max=activated),
+                bounds=Bounds(
+                    granted_bytes_max=granted,
+                    expired_max=3,
+                    activated_max=activated,
+                    ended_leases_max=min(activated, 256),
+                ),
                 upkeep=upkeep,
             ),
         )

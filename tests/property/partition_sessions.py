@@ -52,7 +52,10 @@ class PartitionSessions(PartitionDriver):
     def accept_session(self, client: int, session: bytes | None, is_shared: bool, knows_token: bool) -> None:
         if self.model.held_by(client) is not None:
             return
-        self.catch_up()
+        if session is None:
+            self.catch_up()  # one that is still ending is not free yet
+        else:
+            self.pass_time()
         held = self.model.holds.get(session) if session is not None else None
         token = held.token if held is not None and knows_token else bytes(16) if is_shared else None
         free = self.model.free_sessions

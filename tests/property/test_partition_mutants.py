@@ -20,6 +20,7 @@ from broker.partition.changed_properties import ChangedProperties
 from broker.partition.deleting import Deleting
 from broker.partition.delivering import Delivering
 from broker.partition.duplicates import Duplicates
+from broker.partition.giving_back import GivingBack
 from broker.partition.handing_over import HandingOver
 from broker.partition.message_sessions import MessageSessions
 from broker.partition.origins import Origins
@@ -100,21 +101,33 @@ MUTANTS = [
     ),
     Mutant(
         "losing a session counts no delivery",
-        SessionLocks._lose,
-        "failed_delivery(space, self._time_to_live, subqueue, references, None)",
-        "self._time_to_live.give_back(subqueue, references)",
+        GivingBack._give_some,
+        "failed_delivery(space, self._time_to_live, subqueue, some, None)",
+        "self._time_to_live.give_back(subqueue, some)",
     ),
     Mutant(
         "a receiver that closes its session counts deliveries",
-        SessionLocks.detach,
-        "self._time_to_live.give_back(subqueue, references)",
-        "failed_delivery(self._space, self._time_to_live, subqueue, references, None)",
+        GivingBack._give_some,
+        "self._time_to_live.give_back(subqueue, some)",
+        "failed_delivery(space, self._time_to_live, subqueue, some, None)",
+    ),
+    Mutant(
+        "a session whose messages are still being given back is refused",
+        SessionLocks.accept,
+        "lock is not None and not lock.holders:",
+        "False:",
+    ),
+    Mutant(
+        "the messages of a session are given out while others are still being given back",
+        MessageSessions.review,
+        "not lock.leaving and any(",
+        "any(",
     ),
     Mutant(
         "renewing a session leaves the locks of its messages behind",
         SessionLocks.renew,
-        "for lease in lock.leases:",
-        "for lease in ():",
+        "for holder in lock.holders.values():",
+        "for holder in ():",
     ),
     Mutant(
         "messages that come due together are enqueued in the wrong order",

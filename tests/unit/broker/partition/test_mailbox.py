@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from broker.base.errors import Reason
 from broker.identifiers import ClientId, LockToken
 from broker.operations.browsing import Arrived, Peek, Watch
-from broker.operations.general import Detach, Unavailable
+from broker.operations.general import Detach, Failed, Unavailable
 from broker.operations.interface import Answer, Operation
 from broker.operations.receiving import Demand, Withdraw
 from broker.operations.sending import Send
+from broker.operations.sessions import AcceptSession
 from broker.operations.settling import Complete
 from broker.operations.streams import SendSinkBatch
 from broker.partition.mailbox import (
@@ -155,3 +157,20 @@ def test_where_much_waits_nobody_looks_at_all_of_it_with_each_operation_that_com
     assert len(looks) == GATHERED_OPERATIONS * (GATHERED_OPERATIONS + 1) // 2
     mailbox.waiting.appendleft(waiting(Send([b"a"], None, cookie=7))[0])
     assert not mailbox.join(Send([b"b"], None), ONE, 7), "it is too far away"
+
+
+def test_a_client_that_asks_for_a_session_is_not_answered_until_it_is_or_refused() -> None:
+    mailbox = Mailbox()
+    accept, other = AcceptSession("", b"a"), AcceptSession("", b"b")
+    for client, operation in ((ONE, accept), (TWO, other)):
+        mailbox.waiting.append((client, operation, lambda _: None, 5))
+    cycle = mailbox.gather(10, 100)
+    for entry in cycle:
+        mailbox.remember(*entry[:3])
+    mailbox.put_back(cycle, 1)
+    assert [entry[1] for entry in mailbox.take_all()] == [accept, other], "each once"
+    for client, operation in ((ONE, accept), (TWO, other)):
+        mailbox.remember(client, operation, lambda _: None)
+    mailbox.deliver([(ONE, Failed(Reason.SESSION_LOCKED, "", None))], [])
+    assert [entry[:2] for entry in mailbox.take_all()] == [(TWO, other)]
+    assert mailbox.take_all() == []

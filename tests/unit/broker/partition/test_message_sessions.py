@@ -55,7 +55,7 @@ def lock(index: MessageSessions, session: str, wants: int = 0) -> SessionLock:
     """Lock a session for a client that wants some messages."""
     found = index.find_or_make(session.encode())
     found.lock = SessionLock(bytes(16), 0, False)
-    found.lock.holders[ClientId(1)] = SessionHolder(ClientId(1))
+    found.lock.holders[ClientId(1)] = SessionHolder(ClientId(1), 0)
     found.lock.holders[ClientId(1)].count = wants
     index.review(found)
     return found.lock
