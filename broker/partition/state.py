@@ -171,6 +171,7 @@ class Partition:
         self._duplicates = messages.states.duplicates
         self._schedule = Schedule(self._space, later)
         self._sessions = SessionLocks(self._space, self._time_to_live)
+        self._sessions_end_first = False
         self._session_data = SessionData(self._space, self._sessions)
         self._delivering = Delivering(self._space, self._time_to_live, self._sessions)
         self._settling = Settling(self._space, self._time_to_live)
@@ -262,6 +263,7 @@ class Partition:
             self._abandoned.remove_some()
         self._due = self._schedule.enqueue_due()
         self.messages.evicted_below = self.messages.next_number
+        self._sessions_end_first = not self._sessions_end_first
         self._end_locks(now_ms if since_ms is None else since_ms)
         self._time_to_live.expire_overdue()
         return cycle
@@ -674,10 +676,13 @@ class Partition:
         )
 
     def _end_locks(self, until_ms: int) -> None:
-        """End the locks of messages and sessions that end by `until_ms`."""
+        """End the locks of messages and sessions that end by `until_ms`. Either kind may take all that the
+        cycle allows, so the other one is first in the next cycle."""
+        if self._sessions_end_first and self._sessions.is_due(until_ms):
+            self._sessions.run_out(until_ms)
         if self._space.locks.is_due(until_ms):
             run_out_locks(self._space, self._time_to_live, until_ms)
-        if self._sessions.is_due(until_ms):
+        if not self._sessions_end_first and self._sessions.is_due(until_ms):
             self._sessions.run_out(until_ms)
 
     def check(self) -> None:

@@ -394,6 +394,28 @@ async def test_locks_of_sessions_end_a_few_at_a_time() -> None:
     assert len(ended) == 4
 
 
+@pytest.mark.parametrize("of_sessions", [False, True])
+async def test_ends_of_neither_kind_of_locks_keep_the_other_kind_waiting(of_sessions: bool) -> None:
+    """Symptom: the lock of a session did not end while a client held dead letters one by one, and took each
+    again as soon as its lock had ended."""
+    harness = harness_of(TaskLimits(bounds=Bounds(ended_leases_max=2)))
+    await send(harness, "dead", *"0123456789")
+    await accepted(harness, 50, "dead")
+    await harness.do(50, DeadLetter((await harness.receive(50, 10)).tokens))
+    sessions, messages = (10, 1) if of_sessions else (1, 10)
+    for client in range(1, sessions + 1):
+        await accepted(harness, client, f"{client}")
+    for client in range(60, 60 + messages):
+        await harness.receive(client, 1, DEAD_LETTER)
+    harness.clock.advance(LOCK_MS + TICK_MS)
+    for _ in range(2):
+        await harness.task.step()
+    lost = sum(bool(harness.received[client]) for client in range(1, sessions + 1))
+    freed = messages - harness.subqueues[1].locked
+    assert lost and freed, "after two cycles, some of both have ended"
+    assert lost + freed <= 4
+
+
 async def test_a_session_that_is_renewed_at_once_ends_once() -> None:
     """Its old and its new end are in the same tick as the end of another session."""
     harness = harness_of()
