@@ -50,9 +50,9 @@ class Cycle:
 
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "ended_leases", "ended_locks", "expired_locks",
-        "expired_messages", "first_sent", "granted", "granted_bytes", "grants", "has_handed_out", "has_sent",
-        "holes", "is_quiet", "marks", "merging_room", "now_ms", "open_grants", "passing", "redriven",
-        "sent_with", "to_tell", "unsynced", "wall_ms", "work",
+        "expired_messages", "first_sent", "granted", "granted_bytes", "granted_leases", "grants",
+        "has_handed_out", "has_sent", "holes", "is_quiet", "marks", "merging_room", "now_ms", "open_grants",
+        "passing", "recalls", "redriven", "sent_with", "to_tell", "unsynced", "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -92,6 +92,10 @@ class Cycle:
         self.has_handed_out = False
         """Nothing more is handed out of that subqueue: expired messages lie there that do not fit into the
         cycle."""
+        self.granted_leases = 0
+        """Clients that were given messages by its operations, or after them."""
+        self.recalls = 0
+        """Clients that messages were recalled from because others wait."""
         self.work = 0
         """Messages that the operations have sent, settled or looked at."""
         self.merging_room = MergingRoom()

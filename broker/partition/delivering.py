@@ -8,6 +8,7 @@ partition asks other clients to return messages they have not passed on (`Recall
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 
 from broker.base.errors import Reason, Refused
 from broker.identifiers import ClientId
@@ -39,22 +40,24 @@ _ANSWER_BYTES = 256
 class Delivering:
     """Hands out the messages of one partition."""
 
-    __slots__ = ("_asked", "_sessions", "_space", "_time_to_live", "_to_tell")
+    __slots__ = ("_asked", "_first", "_sessions", "_space", "_time_to_live", "_to_tell")
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive, sessions: SessionLocks) -> None:
         self._space, self._time_to_live, self._sessions = space, time_to_live, sessions
         self._asked: dict[int, tuple[Subqueue, DemandBook]] = {}
         """Subqueues where a client has demand or holds messages that can be recalled. The others are
         skipped."""
+        self._first = 0
+        """The subqueue with which the next cycle begins, because the last one had no leases left for it."""
         self._to_tell: list[tuple[ClientId, int]] = []
         """As in `Cycle.to_tell`, of cycles that could not hand out everything: whether these demands are met
         is not known yet."""
 
     @property
     def has_more(self) -> bool:
-        """A client waits for available messages because the cycle reached its limit."""
+        """A client waits for available messages, or for recalls, because the cycle reached its limit."""
         return bool(self._asked) and any(
-            subqueue.available and book for subqueue, book in self._asked.values()
+            book and (subqueue.available or book.can_recall) for subqueue, book in self._asked.values()
         )
 
     @property
@@ -258,7 +261,9 @@ class Delivering:
         space, cycle = self._space, self._space.cycle
         if not space.hands_out_later:
             self._sessions.hand_out()
-        for number in sorted(self._asked):
+        cycle.granted_leases = 0  # so that withdrawals and sessions let nobody starve
+        left_out: int | None = None
+        for number in sorted(self._asked, key=lambda number: (number < self._first, number)):
             subqueue, book = self._asked[number]
             if book.is_empty:
                 if not book.is_held:
@@ -266,11 +271,14 @@ class Delivering:
                 continue
             cycle.hand_out_anew()
             if not space.hands_out_later:
+                if left_out is None and has_granted_enough(space) and subqueue.available and book:
+                    left_out = number
                 self._hand_out(subqueue, book)
             self._recall(subqueue, book)
             for client in book.left(partial(self._is_owed, subqueue)):
                 space.answer(client, Withdrawn(space.number, subqueue.name))
                 close_grant(space, client, subqueue.number)
+        self._first = left_out or 0
         self._to_tell += cycle.to_tell
         if not space.hands_out_later:  # else what is available now may be for other entities
             cycle.to_tell = self._to_tell
@@ -363,9 +371,10 @@ class Delivering:
     def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Recall messages that clients have not passed on, if others wait and nothing is available."""
         if not subqueue.available:
-            self._space.cycle.answers.extend(
-                (client, Recall(self._space.number, subqueue.name)) for client in book.recall()
-            )
+            space, cycle = self._space, self._space.cycle
+            for client in islice(book.recall(), space.bounds.recalls_max - cycle.recalls):
+                cycle.recalls += 1
+                space.answer(client, Recall(space.number, subqueue.name))
 
     def _new_lease(self, subqueue: Subqueue) -> Lease:
         return self._space.locks.new_lease(subqueue.number, self._space.locked_until_ms(subqueue))

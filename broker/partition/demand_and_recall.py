@@ -13,8 +13,8 @@ vain. Three rules prevent that:
 2. Messages returned by `Recalled` go at once to the eager clients, latest `Demand` first: that client is the
    most likely to be still waiting. Any that remain are granted in the usual order, with the client that
    returned them last.
-3. The withdrawal of an eager client waits for recalls under way: the partition never says "nothing there"
-   while a message may be on its way back.
+3. The withdrawal of an eager client waits for recalls under way, and for those that the cycle's limit has put
+   off: the partition never says "nothing there" while a message may be on its way back.
 
 No message circulates forever. A message moves between caches only for an eager client, which stops being
 eager once it has the message. So between two `Demand` operations a message moves at most once per waiting
@@ -235,9 +235,16 @@ class DemandBook:
 
     # --- recall ---------------------------------------------------------------------------------------------
 
+    @property
+    def can_recall(self) -> bool:
+        """Whether messages can be recalled for a client that is eager."""
+        if not self._eager or not self._recallable:
+            return False
+        return len(self._eager) > 1 or any(client not in self._eager for client in self._recallable)
+
     def recall(self) -> Iterator[ClientId]:
         """Choose the clients to recall messages from, as nothing is available (rule 1). Marks each as having
-        a recall under way."""
+        a recall under way when it is chosen; the others can be chosen later."""
         if not self._eager or not self._recallable:
             return
         for client, holder in list(self._recallable.items()):
@@ -290,8 +297,10 @@ class DemandBook:
         assert self._recallable.keys() | self._awaited.keys() <= self._holders.keys()
 
     def _is_worth_waiting(self, client: ClientId) -> bool:
-        """Whether a client has been given nothing yet, and recalls are under way."""
-        return client in self._eager and any(other != client for other in self._awaited)
+        """Whether a client has been given nothing yet, and recalls are under way or can begin."""
+        return client in self._eager and any(
+            other != client for holders in (self._awaited, self._recallable) for other in holders
+        )
 
     def _forget_waiter(self, client: ClientId) -> None:
         self._waiting.pop(client, None)

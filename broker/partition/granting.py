@@ -29,6 +29,7 @@ def new_grant(
     )
     grant = Grant(client, lease, answer)
     space.cycle.grants.append(grant)
+    space.cycle.granted_leases += 1
     space.answer(client, answer)
     return grant
 
@@ -48,7 +49,11 @@ def close_grant(space: Workspace, client: ClientId, subqueue: int) -> None:
 
 
 def has_granted_enough(space: Workspace) -> bool:
-    """Whether the cycle has handed out as much of the current subqueue as allowed."""
+    """Whether the cycle has handed out as much of the current subqueue as allowed, or to as many clients."""
     cycle, bounds = space.cycle, space.bounds
-    has_reached_limit = cycle.granted_bytes >= bounds.granted_bytes_max or cycle.granted >= bounds.granted_max
-    return cycle.has_handed_out or has_reached_limit
+    return (
+        cycle.has_handed_out
+        or cycle.granted_bytes >= bounds.granted_bytes_max
+        or cycle.granted >= bounds.granted_max
+        or cycle.granted_leases >= bounds.granted_leases_max
+    )

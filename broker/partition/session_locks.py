@@ -398,6 +398,7 @@ class SessionLocks:
             if not sessions.hungry:
                 continue
             cycle.hand_out_anew()
+            cycle.granted_leases = 0
             for _ in range(sessions.hungry.count):
                 session = sessions.hungry.first
                 if session is None:

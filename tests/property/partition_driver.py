@@ -98,6 +98,7 @@ class PartitionDriver(RuleBasedStateMachine):
         detects_duplicates=st.booleans(),
         small_log=st.booleans(),
         granted=st.sampled_from([600, 1 << 20]),
+        clients=st.sampled_from([1, 2, 1_000]),
         activated=st.sampled_from([1, 1_000]),
         sets_clock=st.booleans(),
     )
@@ -109,6 +110,7 @@ class PartitionDriver(RuleBasedStateMachine):
         detects_duplicates: bool,
         small_log: bool,
         granted: int,
+        clients: int,
         activated: int,
         sets_clock: bool,
     ) -> None:
@@ -138,6 +140,8 @@ class PartitionDriver(RuleBasedStateMachine):
             limits=TaskLimits(
                 bounds=Bounds(
                     granted_bytes_max=granted,
+                    granted_leases_max=clients,
+                    recalls_max=clients,
                     expired_max=3,
                     activated_max=activated,
                     ended_leases_max=min(activated, 256),

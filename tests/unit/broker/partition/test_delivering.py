@@ -16,7 +16,7 @@ from broker.operations.interface import Answer
 from broker.operations.message_states import MessageState
 from broker.operations.receiving import Demand, Locked, Recall, ReceiveDeferred, Unmet, Withdraw, Withdrawn
 from broker.operations.sending import Send
-from broker.operations.settling import Abandon, Complete, Defer, Release
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release
 from broker.operations.transfers import LockNext
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
@@ -225,6 +225,48 @@ async def test_messages_are_handed_out_in_cycles_of_bounded_size() -> None:
     answers = await harness.do(1, Demand(MAIN, SOME))
     counts = [len(answer.tokens) for answer in answers if isinstance(answer, Locked)]
     assert sum(counts) == SOME and max(counts) == 400
+
+
+async def given_by_cycle(harness: Harness, clients: list[int]) -> list[list[int]]:
+    """Who was given messages in each cycle that gave any, until all of the clients have some."""
+    given: list[list[int]] = []
+    while sum(map(len, given)) < len(clients):
+        await harness.task.step()
+        harness.task.check()
+        given.append([each for each in clients if any(type(x) is Locked for x in harness.take(each))])
+    return [each for each in given if each]
+
+
+async def test_few_clients_are_given_messages_in_one_cycle_and_the_others_in_the_next_in_order() -> None:
+    """Symptom: a thousand clients that asked for a message each were given them in one cycle, in a lease for
+    each, which held the event loop for 50 ms."""
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_leases_max=3)))
+    await harness.send(*[b"x"] * 20)
+    for client in range(1, 9):
+        harness.post(client, Demand(MAIN, 2))
+    assert await given_by_cycle(harness, list(range(1, 9))) == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    assert not await harness.task.step(), "nothing is left to do"
+
+
+async def test_who_withdraws_behind_many_others_is_still_given_what_there_was() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_leases_max=3)))
+    await harness.send(*[b"x"] * 9)
+    for client in range(1, 9):
+        harness.post(client, Demand(MAIN, 1))
+    answers = await harness.do(9, Demand(MAIN, 1), Withdraw(MAIN))
+    assert [type(each) for each in answers] == [Locked, Withdrawn]
+    assert all(one(harness.take(client), Locked).tokens for client in range(1, 9))
+
+
+async def test_clients_of_one_subqueue_keep_those_of_another_waiting_for_no_more_than_a_cycle() -> None:
+    harness = Harness(QueueSettings(), limits=TaskLimits(bounds=Bounds(granted_leases_max=3)))
+    await harness.send(*[b"x"] * 10)
+    await harness.do(100, DeadLetter((await harness.receive(100)).tokens))
+    for client in range(1, 10):
+        harness.post(client, Demand(MAIN, 1))
+    harness.post(10, Demand(DEAD_LETTER, 1))
+    given = await given_by_cycle(harness, list(range(1, 11)))
+    assert given == [[1, 2, 3], [4, 5, 10], [6, 7, 8], [9]]
 
 
 async def test_who_asks_and_withdraws_past_many_expired_messages_gets_what_is_behind_them() -> None:

@@ -20,6 +20,8 @@ from broker.operations.interface import Answer
 from broker.operations.receiving import Demand, Locked, Recall, Recalled, ReceiveDeferred, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.settling import Complete, Defer, Release
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import NUMBER, Harness, one
 
 RECALL = Recall(NUMBER, MAIN)
@@ -124,6 +126,29 @@ async def test_a_withdrawal_waits_for_the_recalls_that_were_made_for_it() -> Non
     assert await harness.do(2, Demand(MAIN, 1), Withdraw(MAIN)) == []
     await harness.do(1, Recalled(MAIN, locked.tokens))
     answers = harness.take(2)
+    assert isinstance(answers[0], Locked) and answers[1:] == [Withdrawn(NUMBER, MAIN)]
+
+
+async def test_a_cycle_recalls_from_few_clients_and_a_withdrawal_waits_for_all_of_them() -> None:
+    """Symptom: a client that asked in vain had messages recalled from thousands of links in one cycle."""
+    harness = Harness(limits=TaskLimits(bounds=Bounds(recalls_max=2)))
+    await harness.send(*[b"x"] * 5)
+    locked = {client: await harness.receive(client) for client in range(1, 6)}
+    harness.post(6, Demand(MAIN, 1))
+    harness.post(6, Withdraw(MAIN))
+    recalled: list[int] = []
+    for more in (True, True, False):
+        assert await harness.task.step() is more
+        harness.task.check()
+        found = [client for client in locked if harness.take(client) == [RECALL]]
+        assert not harness.take(6), "a message may come back"
+        for client in found[: -1 if more else None]:
+            harness.post(client, Recalled(MAIN, []))
+        recalled += found
+    assert recalled == [1, 2, 3, 4, 5]
+    for client in (2, 4):
+        await harness.do(client, Recalled(MAIN, locked[client].tokens))
+    answers = harness.take(6)
     assert isinstance(answers[0], Locked) and answers[1:] == [Withdrawn(NUMBER, MAIN)]
 
 

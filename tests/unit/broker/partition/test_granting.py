@@ -65,11 +65,16 @@ def test_a_withdrawal_ends_the_clients_own_grant_alone() -> None:
     assert [grant.open for grant in grants] == [False, True]
 
 
-def test_a_cycle_has_granted_enough_at_either_bound() -> None:
-    space = workspace(Bounds(granted_bytes_max=100, granted_max=10))
+def test_a_cycle_has_granted_enough_at_any_of_its_bounds() -> None:
+    space = workspace(Bounds(granted_bytes_max=100, granted_max=10, granted_leases_max=2))
     space.cycle.granted_bytes, space.cycle.granted = 99, 9
     assert not has_granted_enough(space)
     space.cycle.granted = 10
     assert has_granted_enough(space)
     space.cycle.granted, space.cycle.granted_bytes = 0, 100
+    assert has_granted_enough(space)
+    space.cycle.granted_bytes = 0
+    for number in (1, 2):
+        assert not has_granted_enough(space)
+        new_grant(space, ClientId(number), leased(space))
     assert has_granted_enough(space)
