@@ -13,6 +13,7 @@ from typing import Protocol
 
 from broker.base.clock import Clock, elapsed_s, worked_s
 from broker.base.errors import Refused
+from broker.base.few import Few
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
@@ -26,6 +27,7 @@ from broker.frontend.turns import READ_BYTES, READ_BYTES_MAX, Turns
 from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.housekeeping import REDRIVES_MAX
 from broker.messaging.page_places import PagePlaces
+from broker.messaging.receiver import DUE_AT_ONCE
 from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.settings.settings import Settings
@@ -123,6 +125,8 @@ class Services:
         )
         self.departures = Slices(SLICE_S)
         """For connections that end with many links."""
+        self.receivers_due = Few(DUE_AT_ONCE)
+        """For receivers that withdraw their demand, or ask again."""
         self.sparing = SparingLog(elapsed_s)
         """Limits log lines about single clients, which clients can cause as often as they like."""
         self.pages = PagePlaces()

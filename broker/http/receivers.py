@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
+from broker.base.few import Few
 from broker.http.refusals import HttpRefusal
 from broker.messaging.receive_cache import ReceiveCache
-from broker.messaging.receiver import Receiver
+from broker.messaging.receiver import DUE_AT_ONCE, Receiver
 from broker.messaging.settlement import Settlement
 from broker.namespace.entity import Entity, next_client
 from broker.operations.interface import Answer
@@ -40,6 +41,8 @@ class Waiting:
         """`bytes_max` limits what all connections hold ready together, and the answers being sent."""
         self._waiting_max = max(1, connections_max - connections_max // WAITING_SHARE)
         self.cache_messages, self._cache_bytes, self._bytes_max = cache_messages, cache_bytes, bytes_max
+        self.due = Few(DUE_AT_ONCE)
+        """Makes the calls of receivers for which the time has come."""
         self._waiting = 0
         self.is_stopping = False
         self._caches: set[ReceiveCache] = set()
@@ -130,7 +133,7 @@ class HttpReceiver:
         """Set unless a drain is under way whose request has its answer already."""
         self._drained.set()
         self._receiver: Receiver[None] = Receiver(
-            queue, subqueue, self, cache=cache, clock=clock, removes=removes
+            queue, subqueue, self, cache=cache, clock=clock, due=waiting.due, removes=removes
         )
         queue.watchers.add(self)
 

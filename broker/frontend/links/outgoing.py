@@ -86,6 +86,7 @@ class OutgoingLink:
             self,
             cache=connection.cache,
             clock=connection.services.clock,
+            due=connection.services.receivers_due,
             removes=self._settled_mode,
             session=session,
             selection=None if selector is None else self._selection(selector),

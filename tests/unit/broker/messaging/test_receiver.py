@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Mapping
 
 from broker.base.errors import Reason, Refused
+from broker.base.few import Few
 from broker.identifiers import LockToken
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.receiver import Receiver
 from broker.messaging.settlement import COMPLETE, RELEASE, Settlement
 from broker.operations.general import Detach, Failed
-from broker.operations.receiving import Demand, Locked, Recall, Recalled
+from broker.operations.receiving import Demand, Locked, Recall, Recalled, Withdraw
 from broker.operations.settling import Complete, Release, Settled
 from tests.support.link_stack import LinkStack
 from tests.support.receiving import confirm, give
@@ -22,12 +23,18 @@ class Caller:
 
     allowance = 100_000
 
-    def __init__(self, stack: LinkStack, *, removes: bool = False) -> None:
+    def __init__(self, stack: LinkStack, *, removes: bool = False, due: Few | None = None) -> None:
         self.credit, self.drains, self.is_told_of_end = 0, False, False
         self.taken: list[LockToken] = []
         self.heard: list[tuple[str, object]] = []
         self.receiver: Receiver[str] = Receiver(
-            stack.queue, "", self, cache=ReceiveCache(100, 100_000), clock=stack.clock, removes=removes
+            stack.queue,
+            "",
+            self,
+            cache=ReceiveCache(100, 100_000),
+            clock=stack.clock,
+            due=due or Few(1),
+            removes=removes,
         )
 
     def want(self, count: int, *, drains: bool = False) -> None:
@@ -126,6 +133,38 @@ async def test_a_settlement_is_told_with_its_note_once_it_is_durable_also_after_
     stack.parts[0].answer(Complete, lambda each: Settled(each.cookie))
     assert caller.heard == [("first", Reason.DISK_FULL), ("second", {})]
     assert stack.queue.meter.completed_messages == 1
+
+
+async def test_few_receivers_withdraw_in_one_turn_although_many_are_due() -> None:
+    """Symptom: a thousand receivers that were given their message withdrew their demand from 15 other
+    partitions each in one turn of the event loop."""
+    stack, due = LinkStack(2), Few(2)
+    callers = [Caller(stack, due=due) for _ in range(5)]
+    for caller in callers:
+        caller.want(1)
+        caller.credit = 0
+    callers[1].credit = 1
+    for caller in callers:
+        caller.receiver._withdraw_is_due()
+    withdrawn = []
+    for _ in range(4):
+        withdrawn.append([len(part.take_all(Withdraw)) for part in stack.parts])
+        await asyncio.sleep(0)
+    assert withdrawn == [[0, 0], [1, 1], [2, 2], [1, 1]], "one wants messages again"
+
+
+async def test_a_receiver_that_fails_when_it_is_due_ends_alone() -> None:
+    stack, due = LinkStack(1), Few(2)
+    broken, sound = Caller(stack, due=due), Caller(stack, due=due)
+    for caller in (broken, sound):
+        caller.want(1)
+        caller.credit = 0
+        caller.receiver._withdraw_is_due()
+    del broken.credit
+    failed: list[Caller] = []
+    broken.fail = lambda: failed.append(broken)  # type: ignore[method-assign]
+    await asyncio.sleep(0)
+    assert failed == [broken] and len(stack.parts[0].take_all(Withdraw)) == 1
 
 
 async def test_a_drain_ends_when_every_partition_has_said_that_nothing_is_on_its_way() -> None:
