@@ -33,6 +33,7 @@ from broker.frontend.services import Services
 from broker.frontend.slow_readers import Allowance
 from broker.frontend.strangers import network_of
 from broker.frontend.token_expiry import Tokens
+from broker.frontend.waiting_links import WaitingLinks
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.transactions import Transactions
 from broker.namespace.namespaces import ServedNamespace
@@ -118,7 +119,7 @@ class Connection:
         self._sasl: SaslServer | None = SaslServer(self._log_in, serves=self._choice.name)
         self._attaching = Attaching(self, resolve)
         self._flush_is_due = False
-        self._waiting_for_room: set[Waiting] = set()
+        self._waiting_for_room = WaitingLinks(services.waiting_links, self._has_room, self.fail)
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Bytes of messages that wait for their outcome, and of unfinished messages."""
@@ -305,9 +306,7 @@ class Connection:
             limit_output(self.stream, allowance.bytes)
         self.output_room = min(allowance.bytes, output.allowance)
         if self._waiting_for_room and self.writable:
-            waiting, self._waiting_for_room = self._waiting_for_room, set()
-            for link in waiting:
-                link.credit_granted()
+            self._waiting_for_room.call_some()
         if engine.finished:
             if self._client_has_closed:
                 self._is_over = True
@@ -361,17 +360,20 @@ class Connection:
         then wait in the engine. Nor is there room when too much output waits over all connections and this
         one has its share of it.
         """
+        if self._has_room() and self.engine.unsent_bytes(link.link) < self.allowance:
+            return True
+        self._waiting_for_room.add(link)
+        return False
+
+    def _has_room(self) -> bool:
+        """Return whether any link may hand messages to the engine."""
         output = self.services.output
-        if (
+        return (
             self.writable
             and not (self._is_leaving or self._departure.has_begun)
             and not (output.is_over and output.holds(self))
             and self.output_room > 0
-            and self.engine.unsent_bytes(link.link) < self.allowance
-        ):
-            return True
-        self._waiting_for_room.add(link)
-        return False
+        )
 
     def room_above_mark(self, link: Waiting, unsettled: int) -> int:
         """How many more deliveries the link may hold unsettled while the memory mark is exceeded.

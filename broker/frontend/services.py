@@ -24,6 +24,7 @@ from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.strangers import Strangers
 from broker.frontend.turns import READ_BYTES, READ_BYTES_MAX, Turns
+from broker.frontend.waiting_links import CONNECTIONS_AT_ONCE
 from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.housekeeping import REDRIVES_MAX
 from broker.messaging.page_places import PagePlaces
@@ -125,6 +126,8 @@ class Services:
         )
         self.departures = Slices(SLICE_S)
         """For connections that end with many links."""
+        self.waiting_links = Few(CONNECTIONS_AT_ONCE)
+        """For connections with many links that wait for room."""
         self.receivers_due = Few(DUE_AT_ONCE)
         """For receivers that withdraw their demand, or ask again."""
         self.sparing = SparingLog(elapsed_s)
