@@ -170,12 +170,16 @@ class DemandBook:
         """End the demand of leaving clients with nothing more to wait for, and return the clients whose
         withdrawal is complete. `is_owed`: whether a client is to be given available messages."""
         gone, self._gone = self._gone, []
-        for waiter in list(self._leaving.values()):
-            client = waiter.client
-            if not (is_owed(client) or self._is_worth_waiting(client)):
-                self._forget_waiter(client)
-                gone.append(client)
-        return gone
+        # Thousands may be leaving, and each cycle looks at all of them.
+        all_wait = len(self._awaited) + len(self._recallable) > 1
+        done = [
+            client
+            for client in self._leaving
+            if not ((all_wait and client in self._eager) or is_owed(client) or self._is_worth_waiting(client))
+        ]
+        for client in done:
+            self._forget_waiter(client)
+        return gone + done
 
     def detach(self, client: ClientId) -> None:
         """Forget a client that has gone. The messages it holds stay locked, but cannot be recalled."""
