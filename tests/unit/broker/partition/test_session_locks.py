@@ -291,8 +291,9 @@ async def test_several_clients_hold_a_shared_session_if_they_know_its_token() ->
     await accepted(harness, 3, "a")
 
 
-async def test_the_bounds_of_a_cycle_apply_to_sessions_and_all_are_served_in_the_end() -> None:
-    harness = harness_of(TaskLimits(bounds=Bounds(granted_max=3)))
+@pytest.mark.parametrize("bounds", [Bounds(granted_max=3), Bounds(granted_leases_max=1)])
+async def test_the_bounds_of_a_cycle_apply_to_sessions_and_all_are_served_in_the_end(bounds: Bounds) -> None:
+    harness = harness_of(TaskLimits(bounds=bounds))
     for client in range(1, 5):
         await send(harness, str(client), *"abcd")
         await accepted(harness, client, str(client))
