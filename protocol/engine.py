@@ -45,6 +45,7 @@ from protocol.large_output import PAYLOAD_BYTES_MIN, LargeOutput, Piece
 from protocol.lenience import Lenience
 from protocol.link_table import LinkTable, limit_messages
 from protocol.links import Delivery, Link
+from protocol.parts import Parts
 from protocol.proton_values import (
     condition_of,
     delivery_of,
@@ -91,12 +92,13 @@ class Engine:
         channel_max: int,
         idle_timeout_ms: int,
         partial_bytes_max: int = PARTIAL_BYTES_MAX,
+        parts: Parts | None = None,
     ) -> None:
         """The connection is closed when the peer has been silent for `idle_timeout_ms`; half of that is
         announced (§2.4.5).
 
         `partial_bytes_max` bounds the bytes held of messages whose last frame is missing. A single such
-        message may be larger.
+        message may be larger. `parts` decides on sessions and links.
         """
         self._connection = lib.pn_connection()
         self._transport = lib.pn_transport()
@@ -109,7 +111,7 @@ class Engine:
         lib.pn_transport_set_channel_max(self._transport, channel_max)
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_transport_bind(self._transport, self._connection)
-        self._lenience = Lenience(channel_max, max_frame_bytes)
+        self._lenience = Lenience(channel_max, max_frame_bytes, parts)
         self._intake = Intake(self._lenience)
         self._large_input, self._large_output = LargeInput(max_frame_bytes), LargeOutput()
         self.pads_frames = False

@@ -45,12 +45,13 @@ from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, UInt, decode, encode
 from protocol.events import ErrorCondition
 from protocol.limits import DISPOSITION_BYTES_MAX, RESOURCE_LIMIT
+from protocol.parts import Parts, parts_of
 from protocol.runs import address_of
 from protocol.sections import elements
 from protocol.values import is_true, scalar, skip
 from protocol.wide_dispositions import WideDispositions
 
-_BEGIN, _ATTACH, _TRANSFER, _DISPOSITION, _DETACH, _END = 0x11, 0x12, 0x14, 0x15, 0x16, 0x17
+_OPEN, _BEGIN, _ATTACH, _TRANSFER, _DISPOSITION, _DETACH, _END = 0x10, 0x11, 0x12, 0x14, 0x15, 0x16, 0x17
 _HEAD_BYTES_MAX = 1024 + 1024
 """Enough for the longest extended header (§2.3.1) and a transfer with a state."""
 _HEADER_BYTES = 8
@@ -115,8 +116,10 @@ class _CutOff(Exception):
 class Lenience:
     """Corrects both directions of one connection."""
 
-    def __init__(self, channel_max: int, frame_bytes_max: int) -> None:
-        """The bounds are proton's: it refuses frames that exceed either."""
+    def __init__(self, channel_max: int, frame_bytes_max: int, parts: Parts | None = None) -> None:
+        """The bounds are proton's: it refuses frames that exceed either. `parts` decides on sessions and
+        links."""
+        self.parts = parts or Parts()
         self._channel_max, self._frame_bytes_max = channel_max, frame_bytes_max
         self._table: Any = ffi.new("session_ids_t[]", 1)
         """The sessions as the C code needs them, by channel."""
@@ -173,6 +176,7 @@ class Lenience:
         if self._lost:
             return data
         self.wide.begin()
+        self.parts.go_on()
         if self.wide.refusal is not None:
             self.refusal = self.wide.refusal
             self._drop_kept()
@@ -240,7 +244,7 @@ class Lenience:
                 changed += (data[taken:offset], replacement)
                 taken = offset + replaced
             end = offset + frame_bytes
-            if self.wide.had_enough:
+            if self.wide.had_enough or self.parts.had_enough:
                 size = self._keep_from(data, end)
                 if self.has_more:
                     offset = end
@@ -285,8 +289,13 @@ class Lenience:
         channel = int.from_bytes(head[6:8], "big")
         if code == _BEGIN:
             handle_max = _handle_max(head, value)
-            self._begin(channel)
-            self.handles_max.append(handle_max)
+            self.refusal = self.parts.begin(code, parts_of(code, head, value, frame_bytes))
+            if self.refusal is None:
+                self._begin(channel)
+                self.handles_max.append(handle_max)
+            return None
+        if code == _OPEN:
+            self.refusal = self.parts.begin(code, parts_of(code, head, value, frame_bytes))
             return None
         session = self._sessions.get(channel)
         if code == _DISPOSITION:
@@ -303,6 +312,7 @@ class Lenience:
             return b""
         if code == _TRANSFER:
             return self._transferred(session, head, value)
+        parts = parts_of(code, head, value, frame_bytes) if code == _ATTACH else 0
         if code == _END:
             session.is_ended = True
             self._ending += 1
@@ -312,6 +322,8 @@ class Lenience:
         elif code in (_ATTACH, _DETACH) and (session.unfinished or session.renamed):
             _, place = elements(head, value)
             self._free_handle(session, scalar(head, skip(head, place) if code == _ATTACH else place))
+        if code == _ATTACH:
+            self.refusal = self.parts.begin(code, parts)
         return None
 
     def _begin(self, channel: int) -> None:

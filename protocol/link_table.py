@@ -51,7 +51,7 @@ class LinkTable:
         description. `forget_partial` is called for each link that can no longer complete a message.
         `lenience` has the handle-max of each session that begins, and learns of proton's session."""
         self._events = events
-        self._lenience = lenience
+        self._lenience, self._parts = lenience, lenience.parts
         self._refuse = refuse
         self._forget_partial = forget_partial
         self.attached: dict[Any, Link] = {}
@@ -80,6 +80,7 @@ class LinkTable:
 
     def attach(self, pn: Any) -> None:
         """Handle the peer's attach of a link (§2.7.3)."""
+        parts = self._parts.attached()
         if pn in self.attached:
             self._refuse(
                 "amqp:session:handle-in-use", "a link of this name is attached in this session already"
@@ -96,6 +97,7 @@ class LinkTable:
             )
             return
         link = self.attached[pn] = link_of(pn, session)
+        link.parts = parts
         self._events.append(LinkAttached(link))
 
     def detach(self, pn: Any, *, closed: bool) -> None:
@@ -107,6 +109,7 @@ class LinkTable:
             self._forget_partial(link)
             free_link(link)
             link.session.links -= 1
+            self._parts.end(link.parts)
             self.has_dropped = True
             return
         self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
@@ -123,6 +126,7 @@ class LinkTable:
     def end(self, pn: Any) -> None:
         """Handle the peer's end of a session (§2.7.8), which also ends all its links."""
         self.begun -= 1
+        self._parts.end(1)
         error = condition_of(lib.pn_session_remote_condition(pn))
         session = self.sessions.pop(pn)
         self._lenience.session_ends(pn)
@@ -132,6 +136,7 @@ class LinkTable:
             del self.attached[link.pn]
             if link.gone:
                 self._forget_partial(link)
+                self._parts.end(link.parts)
             else:
                 self._leave(link, True, error)
         if not session.leaving:
@@ -192,6 +197,7 @@ class LinkTable:
         if link not in self.leaving:
             return
         del self.leaving[link]
+        self._parts.end(link.parts)
         session = link.session
         session.leaving -= 1
         if session.ended:  # answering the end also answers for its links

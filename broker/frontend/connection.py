@@ -21,6 +21,7 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import Attaching, Resolve, attach_to_entity
 from broker.frontend.byte_stream import ByteStream, limit_output
 from broker.frontend.connection_view import Waiting
+from broker.frontend.crowds import may_have
 from broker.frontend.departure import Departure, detach
 from broker.frontend.hanging_up import HangUp
 from broker.frontend.links.delayed_attach import DelayedAttach
@@ -54,6 +55,7 @@ from protocol.events import (
 )
 from protocol.frames import needs_padding
 from protocol.links import UNSETTLED, Link
+from protocol.parts import Parts
 from protocol.sasl import SaslServer
 
 log = structlog.get_logger("connection")
@@ -65,6 +67,9 @@ EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 2
 """About how many events to take from the engine in one turn, and how many to dispatch between two looks at
 the clock. An attach costs 0.1 ms in each of the two steps, and credit on a queue with 16 partitions that
 nobody has used costs 1 to 2 ms in the second."""
+PARTS_BEGUN_AT_ONCE = 4
+"""How many sessions and links proton gets at once. Those that it has are served whatever memory is in use
+then, and hundreds of connections may have some."""
 ENDED_AT_ONCE = 8
 """How many links to end in one turn. The partitions take ten times as long for it as the connection."""
 FEW = 8
@@ -90,12 +95,16 @@ class Connection:
         self.stream, self.services, self.peer = stream, services, peer
         self.network = network_of(stream.get_extra_info("peername"))
         settings = services.settings
+        self.parts = Parts(
+            lambda more: may_have(services.memory, self.parts.count, more), PARTS_BEGUN_AT_ONCE
+        )
         self.engine = Engine(
             container_id=services.namespaces.first.namespace.name,
             max_frame_bytes=settings.frame_bytes_max,
             channel_max=settings.sessions_per_connection_max - 1,
             idle_timeout_ms=2 * settings.idle_timeout_ms,
             partial_bytes_max=min(PARTIAL_BYTES_MAX, settings.total_inflight_bytes_max // 4),
+            parts=self.parts,
         )
         self.browse_page = asyncio.Semaphore(1)
         """Held while a page of messages is read for this client to look at."""
@@ -169,7 +178,7 @@ class Connection:
 
     def _take(self, data: bytes) -> None:
         """Process bytes of the AMQP layer; b"" continues with bytes that the engine has kept."""
-        events = self.engine.receive(data, EVENTS_AT_ONCE) if self._is_served else self.engine.receive(data)
+        events = self.engine.receive(data, EVENTS_AT_ONCE) if self._is_served else self._received(data)
         if self.engine.partial_bytes != self._partial_bytes:
             self._count_partial()
         self._dispatch(events)
@@ -182,6 +191,13 @@ class Connection:
         ):
             return
         self.flush_soon()
+
+    def _received(self, data: bytes) -> list[Event]:
+        """All events of these bytes: there is no other turn for what the engine would keep."""
+        events = self.engine.receive(data)
+        while self.engine.has_more:
+            events += self.engine.receive(b"")
+        return events
 
     def fail(self) -> None:
         """End this connection, and no other, after an unexpected exception, with a traceback in the log."""

@@ -4,8 +4,9 @@ Refusing messages bounds the memory of messages. But each connection takes 24 to
 each link another 4 KiB, so a crowd of clients could take all memory there is. Above the mark, clients without
 a credential give way, as they do when there is no room for connections (`room.py`), except for a few. While
 the process is far above the mark, so are connections with many sessions and links, those with most of them
-first, and no further connections are accepted. Clients that use few links are not affected, so receivers go
-on and make room. Runs in the event loop.
+first, and no further connections are accepted. Meanwhile, a begin or attach closes a connection that would
+then have many (`may_have`). Clients that use few links are not affected, so receivers go on and make room.
+Runs in the event loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import heapq
 import structlog
 
 from broker.frontend.services import Client, Services
+from broker.throttle.memory_mark import Memory
 
 log = structlog.get_logger("connection")
 
@@ -24,7 +26,7 @@ STRANGERS_MAX = 64
 CUT_OFF_AT_ONCE = 200
 """At most so many clients are cut off at a time, four times a second."""
 PARTS_MAX = 32
-"""Sessions and links that a connection may always have. Official clients use fewer than ten for each queue
+"""Sessions and links that a connection may have even then. Official clients use fewer than ten for each queue
 that they work with."""
 PARTS_AT_ONCE = 5_000
 """Connections with so many of them together, about 18 MiB, are cut off at a time: faster than clients can
@@ -46,7 +48,7 @@ def make_room_in_memory(services: Services) -> None:
         return
     parts = 0
     for connection in heapq.nlargest(CUT_OFF_AT_ONCE, services.connections, key=_parts):
-        own = _parts(connection)
+        own = connection.parts.count
         if own <= PARTS_MAX or parts >= PARTS_AT_ONCE:
             break
         parts += own
@@ -56,6 +58,11 @@ def make_room_in_memory(services: Services) -> None:
         connection.cut_off()
 
 
+def may_have(memory: Memory, own: int, more: int) -> bool:
+    """Whether a client that has `own` parts (`protocol/parts.py`) may have so many more, which then count.
+    If `more` is negative, so many have gone."""
+    return memory.admit_parts(more, few=own + more <= PARTS_MAX)
+
+
 def _parts(connection: Client) -> int:
-    engine = connection.engine
-    return engine.session_count + engine.link_count
+    return connection.parts.count

@@ -34,6 +34,7 @@ from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.settings.settings import Settings
 from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX, Memory, traffic_bytes
 from protocol.engine import Engine
+from protocol.parts import Parts
 
 
 class Newcomer(Protocol):
@@ -50,6 +51,8 @@ class Client(Newcomer, Reading, Output, Protocol):
     """A connection, as the rest of the broker sees it."""
 
     engine: Engine
+    parts: Parts
+    """Its sessions and links."""
     stream: ByteStream
     peer: str
 
@@ -212,6 +215,7 @@ class Services:
         self.strangers.discard(connection)
         self.unclaimed[connection.served].discard(connection)
         self.memory.connections = len(self.connections)
+        self.memory.parts -= connection.parts.count
         self.inflight.forget(connection)
         self.output.forget(connection)
         self._held.discard(connection)

@@ -15,7 +15,10 @@ nothing new since they were opened, are closed within seconds, and clients that 
 empty ones (`Entity.spares`).
 
 Connections, sessions and links take memory that no refused send bounds. `frontend/crowds.py` ends some of
-them above the mark, and more of them while the process is far above it (`crowded`).
+them above the mark, and more of them while the process is far above it (`crowded`). Clients can begin
+sessions and links faster than memory is looked at now and then, 180 MiB a second. So each one is admitted
+(`admit_parts`), and memory is looked at whenever those since the last look may have taken half of what is
+left until then.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
 But until its client settles it, a delivery takes several times as much memory as the waiting message. So
@@ -54,6 +57,15 @@ TRAFFIC_BYTES_MIN = 16 * 1024 * 1024
 """The least that each direction may take: with less, single large messages would wait for each other."""
 CONNECTION_BYTES = 24 * 1024
 """The least that an idle connection takes; one with a receiver takes about 40 KiB."""
+PART_BYTES, PART_BYTES_LEAST = 4 * 1024, 2_560
+"""What a session or a link takes, with what serves it, and the least that it takes. A receiver of an entity
+with 16 partitions that has granted credit takes 7 KiB."""
+PARTS_UNSEEN = 32
+"""Memory is looked at after so many new sessions and links at the earliest. They take some milliseconds."""
+PARTS_SHARE = 1 / 32
+"""The part of the mark that new sessions and links may take while the process is crowded, at 4 KiB each."""
+PARTS_SPARE_MIN = 1_024
+"""The least that they may be."""
 UNSETTLED_ABOVE_MARK_MAX = 100
 """Deliveries that a link may hold unsettled while the mark is exceeded: 300 receivers take about 40 MiB."""
 DELIVERY_BYTES = 1536
@@ -93,6 +105,8 @@ class Memory:
         "_delivery_room",
         "_expected",
         "_freed",
+        "_parts_max",
+        "_parts_unseen",
         "_resident",
         "_resident_before",
         "_returned_s",
@@ -103,6 +117,7 @@ class Memory:
         "exceeded",
         "limited",
         "mark",
+        "parts",
         "room",
         "under_way",
         "unsettled",
@@ -139,6 +154,12 @@ class Memory:
         """Messages that were admitted and have no outcome yet. The connections keep this number."""
         self.connections = 0
         """Open connections. Their owner keeps this number."""
+        self.parts = 0
+        """Sessions and links of all connections (`protocol/parts.py`)."""
+        self._parts_max = 0
+        """How many there may be while the process is crowded."""
+        self._parts_unseen = 0
+        """How many more may come before the next look."""
         self.unsettled = 0
         """Deliveries that wait for their settlement, over all links."""
         self._unsettled_max = max(mark // TRAFFIC_PARTS // DELIVERY_BYTES, UNSETTLED_ABOVE_MARK_MAX)
@@ -203,6 +224,20 @@ class Memory:
         """What `take_room` leaves."""
         return max(self.mark - self.used, 0) * (EXPECTED_PARTS - 1) // EXPECTED_PARTS
 
+    def admit_parts(self, parts: int, *, few: bool) -> bool:
+        """Whether a client may have so many more sessions and links, which then count. If `parts` is
+        negative, so many have gone. While the process is crowded, only clients that have `few` may, and all
+        of them together only as many as fit into a small part of the mark: if each could have a few,
+        thousands of them would take all memory."""
+        if parts > 0:
+            self._parts_unseen -= parts
+            if self._parts_unseen < 0:
+                self.look()
+            if self.crowded and not (few and self.parts + parts <= self._parts_max):
+                return False
+        self.parts += parts
+        return True
+
     def deliver(self, messages: int) -> None:
         """Account for deliveries that wait for their settlement. `exceeded` then says whether the mark is
         exceeded."""
@@ -241,6 +276,7 @@ class Memory:
         """Measure memory. Decide whether sends are refused from now on, and whether the mark is exceeded."""
         resident, waiting = self._resident(), self._counted()
         counted = waiting + CONNECTION_BYTES * self.connections + DELIVERY_BYTES_LEAST * self.unsettled
+        counted += PART_BYTES_LEAST * self.parts
         returned = max(0, self._resident_before - resident)
         self._freed = min(max(0, self._freed + self._counted_before - counted - returned), self.mark)
         self._resident_before, self._counted_before = resident, counted
@@ -267,11 +303,18 @@ class Memory:
                 waiting_messages_mib=waiting // MIB,
             )
         self.exceeded = self.limited and resident * 20 > self.mark * (21 if self.exceeded else 22)
-        self.crowded = self.limited and resident >= self.mark * CROWDED_SHARE
+        self._look_at_parts(int(self.mark * CROWDED_SHARE) - resident)
         self._delivery_room = max(self.mark * 11 // 10 - resident, DELIVERED_BYTES_MIN)
         self.room = max(self._room, 0)
         if self.limited:
             self._room = -1  # so that `admit` needs only one comparison
+
+    def _look_at_parts(self, room: int) -> None:
+        """`room`: how many bytes the process may grow before it is crowded."""
+        was_crowded, self.crowded = self.crowded, self.limited and room <= 0
+        most = self.parts + max(int(self.mark * PARTS_SHARE) // PART_BYTES, PARTS_SPARE_MIN)
+        self._parts_max = min(self._parts_max, most) if was_crowded else most
+        self._parts_unseen = max(room // PART_BYTES // 2, PARTS_UNSEEN)
 
 
 def traffic_bytes(setting: int, mark: int) -> int:

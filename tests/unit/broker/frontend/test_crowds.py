@@ -11,6 +11,7 @@ import pytest
 
 from broker.frontend.crowds import PARTS_MAX, STRANGERS_MAX
 from broker.frontend.room import CONNECTIONS_IN_A_CROWD
+from protocol.codec import Symbol, UInt
 from storage.disk import LocalDisk
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import queue
@@ -60,6 +61,31 @@ def test_far_above_the_memory_mark_connections_with_very_many_links_or_sessions_
         large.send(many(PARTS_MAX + 1))
         large.frames_until_end(WITHIN_S)
         assert is_served(small)
+
+
+@pytest.mark.parametrize("many", [links, sessions])
+def test_far_above_the_memory_mark_many_links_or_sessions_in_one_write_are_refused(
+    many: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    """Symptom: clients took all memory between two looks at it, and the kernel ended the broker."""
+    with above_its_mark(tmp_path) as broker, raw.opened(broker.addresses.amqp_port) as large:
+        large.send(many(200))
+        frames = large.frames_until_end(WITHIN_S)
+        (closed,) = [frame for frame in frames if frame.code == raw.CLOSE]
+        assert raw.condition_of(closed) == "amqp:resource-limit-exceeded"
+        begun = sum(frame.code in (raw.BEGIN, raw.ATTACH) for frame in frames)
+        assert begun < PARTS_MAX
+
+
+def test_far_above_the_memory_mark_links_with_many_values_count_as_more(tmp_path: Path) -> None:
+    """Symptom: 1,800 links with 1,800 values each, 30 of them on each connection, took 230 MiB."""
+    fields = [*raw.receiver_attach(1, "orders"), *[None] * 6, {Symbol("many"): [None] * 1_800}]
+    with above_its_mark(tmp_path) as broker, raw.opened(broker.addresses.amqp_port) as client:
+        client.send(raw.frame(raw.ATTACH, fields))
+        client.read_until(raw.ATTACH, within_s=WITHIN_S)
+        client.send(raw.frame(raw.ATTACH, [fields[0] + "2", UInt(2), *fields[2:]]))
+        closed = client.read_until(raw.CLOSE, within_s=WITHIN_S)
+        assert raw.condition_of(closed) == "amqp:resource-limit-exceeded"
 
 
 def test_above_the_memory_mark_few_clients_without_a_credential_stay(tmp_path: Path) -> None:
