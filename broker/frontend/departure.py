@@ -3,7 +3,7 @@
 A receiver that ends gives its messages back and withdraws its demand from every partition. That takes some
 30 µs here, ten times as much in the partitions, and freeing the link takes another 5. So a connection with
 thousands of links ends in slices, and all such connections together get one slice in each turn of the event
-loop. A connection with few links ends at once.
+loop. A connection with few links and sessions ends at once.
 
 Invariants: nothing is delivered on any link once the end has begun (`Connection.has_room_for`); a link is
 marked as gone when it ends, and not before; the engine is freed after the last link has ended. Runs in the
@@ -33,6 +33,9 @@ HELD_IN_LOOP_MAX = 4_000
 can hold 5,000 on each link."""
 FREED_AT_ONCE = 8
 """How many steps of freeing the engine are taken at once. A connection with few links needs four or five."""
+SESSIONS_AT_ONCE = 16
+"""With more sessions, none is taken at once: 249 sessions take 0.6 ms, and hundreds of connections may be
+lost in one turn."""
 
 
 class Departure:
@@ -53,7 +56,7 @@ class Departure:
 
     def free_engine(self) -> None:
         """Free the engine."""
-        self._run(self._frees(), FREED_AT_ONCE)
+        self._run(self._frees(), FREED_AT_ONCE if self._engine.session_count <= SESSIONS_AT_ONCE else 0)
 
     def _frees(self) -> Iterator[None]:
         engine = self._engine
