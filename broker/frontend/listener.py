@@ -19,7 +19,7 @@ from broker.frontend.services import Services
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST
 from broker.frontend.strangers import network_of
 from broker.frontend.tls_stream import PORTION_BYTES, TlsStream
-from broker.frontend.turns import READ_BYTES, WAITING_BYTES_MAX, Inbox
+from broker.frontend.turns import READ_BYTES, Inbox
 from broker.settings.certificates import named_host
 
 log = structlog.get_logger("listener")
@@ -62,7 +62,8 @@ class StreamProtocol(asyncio.BufferedProtocol):
         read."""
         services, inbox = self._services, self._inbox
         turns = services.turns
-        if inbox is not None and inbox.read_bytes == READ_BYTES and turns.waiting_bytes < WAITING_BYTES_MAX:
+        is_usual = inbox is not None and inbox.read_bytes == READ_BYTES
+        if is_usual and turns.waiting_bytes < turns.waiting_bytes_max:
             return services.usual_buffer
         return services.read_buffer[: turns.read_bytes if inbox is None else turns.read_bytes_of(inbox)]
 

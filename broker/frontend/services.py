@@ -23,7 +23,7 @@ from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.strangers import Strangers
-from broker.frontend.turns import READ_BYTES, READ_BYTES_MAX, Turns
+from broker.frontend.turns import READ_BYTES, READ_BYTES_MAX, WAITING_BYTES_MAX, Turns
 from broker.frontend.waiting_links import CONNECTIONS_AT_ONCE
 from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.housekeeping import REDRIVES_MAX
@@ -102,7 +102,7 @@ class Services:
             spawn,
             message_id,
         )
-        self.turns = Turns(worked_s)
+        self.turns = Turns(worked_s, traffic_bytes(WAITING_BYTES_MAX, memory.mark))
         self.read_buffer = memoryview(bytearray(READ_BYTES_MAX))
         """Buffer that sockets are read into; empty between two reads."""
         self.usual_buffer = self.read_buffer[:READ_BYTES]

@@ -18,7 +18,7 @@ A client whose `may_be_served` is False, because it has too much under way, is h
 
 Bounds: reading from a client pauses while its inbox holds as much as is read from it at once: READ_BYTES, or
 up to READ_BYTES_MAX if its bytes are cheap, as those of large messages are (`Inbox.read_bytes`). While all
-inboxes together hold WAITING_BYTES_MAX, reading pauses for every client with bytes in its inbox, and reads
+inboxes together hold `waiting_bytes_max`, reading pauses for every client with bytes in its inbox, and reads
 become small (`read_bytes`).
 
 Used in the event loop. Knows neither AMQP nor sockets.
@@ -56,6 +56,7 @@ READ_BYTES_MAX = 1024 * 1024
 """The most to read from a client at once. What is read at once goes to the partitions at once, and a `Send`
 costs as much as dozens of messages, so eight messages of 16 KiB are too few."""
 WAITING_BYTES_MAX = 32 * 1024 * 1024
+"""The bound on what waits in all inboxes, unless less memory is allowed."""
 JOINED_BYTES_MAX = 2 * 1024
 """Chunks are joined up to this size: a WebSocket brings chunks of any size, and each separate one takes at
 least 60 bytes of memory."""
@@ -176,9 +177,11 @@ class Inbox:
 class Turns:
     """The order of service. `worked_s` is a clock in seconds that runs while this thread works."""
 
-    def __init__(self, worked_s: Callable[[], float]) -> None:
+    def __init__(self, worked_s: Callable[[], float], waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
         self.waiting_bytes = 0
         """Bytes waiting in all inboxes."""
+        self.waiting_bytes_max = waiting_bytes_max
+        """How many may wait before reading pauses."""
         self._worked_s = worked_s
         self._order = itertools.count()
         self._ready: list[tuple[float, int, Inbox]] = []
@@ -204,7 +207,7 @@ class Turns:
     @property
     def read_bytes(self) -> int:
         """How many bytes to read at once from the socket of a client that is not known yet."""
-        return READ_BYTES if self.waiting_bytes < WAITING_BYTES_MAX else READ_BYTES_MIN
+        return READ_BYTES if self.waiting_bytes < self.waiting_bytes_max else READ_BYTES_MIN
 
     def read_bytes_of(self, inbox: Inbox) -> int:
         """How many bytes to read from a client's socket at once. More than READ_BYTES only while there are no
@@ -212,7 +215,7 @@ class Turns:
         read_bytes = self.read_bytes
         if inbox.read_bytes == READ_BYTES or self.has_light:
             return read_bytes
-        return max(min(inbox.read_bytes, (WAITING_BYTES_MAX - self.waiting_bytes) // 8), read_bytes)
+        return max(min(inbox.read_bytes, (self.waiting_bytes_max - self.waiting_bytes) // 8), read_bytes)
 
     @property
     def is_late(self) -> bool:
@@ -228,7 +231,7 @@ class Turns:
                 return
         inbox.join(data)
         self.waiting_bytes += len(data)
-        if inbox.bytes >= self.read_bytes_of(inbox) or self.waiting_bytes >= WAITING_BYTES_MAX:
+        if inbox.bytes >= self.read_bytes_of(inbox) or self.waiting_bytes >= self.waiting_bytes_max:
             inbox.read(False)
         self._list(inbox)
 
@@ -330,6 +333,6 @@ class Turns:
             heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))
         else:
             inbox.is_listed = False
-        if inbox.bytes < READ_BYTES:
+        if inbox.bytes < READ_BYTES and (self.waiting_bytes < self.waiting_bytes_max or not inbox.bytes):
             inbox.read(True)
         return now

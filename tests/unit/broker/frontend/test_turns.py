@@ -28,9 +28,9 @@ MICROSECOND = 0.000_001
 class Bench:
     """Turns, their clock, and the order in which clients were served."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
         self.now_s = 0.0
-        self.turns = Turns(lambda: self.now_s)
+        self.turns = Turns(lambda: self.now_s, waiting_bytes_max)
         self.served: list[tuple[str, int]] = []
         """(name, bytes) of each slice."""
 
@@ -221,6 +221,20 @@ async def test_what_waits_is_bounded_over_all_clients() -> None:
     assert not late.is_read, "one small read is all that it has room for"
     await bench.until_served()
     assert bench.turns.read_bytes == READ_BYTES and late.is_read
+
+
+async def test_clients_with_expensive_bytes_do_not_exceed_the_bound_by_and_by() -> None:
+    """Symptom: a few hundred clients had 56 MiB waiting, with a bound of 32 MiB."""
+    bench = Bench(1 << 20)
+    crowd = [bench.client(f"{number}", 10 * MICROSECOND) for number in range(32)]
+    for client in crowd:
+        client.receive(bytes((1 << 20) // len(crowd)))
+    for _ in range(500):
+        await asyncio.sleep(0)
+        for client in crowd:
+            if client.is_read:
+                client.receive(bytes(bench.turns.read_bytes))
+        assert bench.turns.waiting_bytes <= (1 << 20) + READ_BYTES + len(crowd) * READ_BYTES_MIN
 
 
 async def test_who_may_not_be_served_is_held_back_and_keeps_its_bytes() -> None:
