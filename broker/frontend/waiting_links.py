@@ -3,7 +3,8 @@
 Each call may ask every partition of a queue, which takes 50 µs and more, and a connection may have thousands
 of links that wait. So a few links are called at once, and the others in later turns of the event loop, in
 which connections take turns. Links are called in the order in which they began to wait: a *round* calls those
-that waited when it began, and pauses while there is no room for any.
+that waited when it began, and pauses while there is no room for any. If the connection has written meanwhile,
+another round follows, for those that have begun to wait since: perhaps it writes nothing more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Waiting(Protocol):
 class WaitingLinks:
     """Owned by its connection."""
 
-    __slots__ = ("_fail", "_has_room", "_later", "_round", "_waiting")
+    __slots__ = ("_fail", "_has_room", "_is_due", "_later", "_round", "_waiting")
 
     def __init__(self, later: Few, has_room: Callable[[], bool], fail: Callable[[], None]) -> None:
         """`later` makes calls in later turns, for all connections. `has_room` says whether any link may hand
@@ -38,6 +39,8 @@ class WaitingLinks:
         self._later, self._has_room, self._fail = later, has_room, fail
         self._waiting: dict[Waiting, None] = {}
         self._round: deque[Waiting] = deque()
+        self._is_due = False
+        """Another round follows this one: there may be room again since it began."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._round)
@@ -48,19 +51,29 @@ class WaitingLinks:
 
     def call_some(self) -> None:
         """There may be room: call a few links now, and the others in later turns. Raises what a link does."""
-        if not self._round:
-            self._round.extend(self._waiting)
-            self._waiting.clear()
+        if self._round:
+            self._is_due = True
+        else:
+            self._begin_round()
+        self._go_on()
+
+    def _begin_round(self) -> None:
+        self._is_due = False
+        self._round.extend(self._waiting)
+        self._waiting.clear()
+
+    def _go_on(self) -> None:
         for _ in range(LINKS_AT_ONCE):
+            if not self._round and self._is_due:
+                self._begin_round()
             if not (self._round and self._has_room()):
                 return
             self._round.popleft().credit_granted()
-        if self._round:
+        if self._round or self._is_due:
             self._later.soon(self._call_more)
 
     def _call_more(self) -> None:
         try:
-            if self._round:
-                self.call_some()
+            self._go_on()
         except Exception:
             self._fail()

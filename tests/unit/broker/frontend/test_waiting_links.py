@@ -72,6 +72,21 @@ async def test_a_round_pauses_while_there_is_no_room_and_goes_on_where_it_was() 
     assert client.called == [*range(LINKS_AT_ONCE), 100] and not client.links
 
 
+async def test_links_that_begin_to_wait_during_a_round_are_called_if_the_connection_has_written_meanwhile() -> (
+    None
+):
+    """Symptom: a receiver with credit was given no more of its messages, because those called after it had
+    nothing to write."""
+    client = Client(Few(1))
+    client.add(*range(3 * LINKS_AT_ONCE))
+    client.links.call_some()
+    client.add(100)
+    client.links.call_some()  # what the first links have written
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert client.called == [*range(3 * LINKS_AT_ONCE), 100] and not client.links
+
+
 async def test_connections_with_many_links_take_turns() -> None:
     later = Few(CONNECTIONS_AT_ONCE)
     clients = [Client(later) for _ in range(2 * CONNECTIONS_AT_ONCE)]
