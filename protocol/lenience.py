@@ -44,7 +44,7 @@ from typing import Any
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, UInt, decode, encode
 from protocol.events import ErrorCondition
-from protocol.limits import DISPOSITION_BYTES_MAX, RESOURCE_LIMIT
+from protocol.limits import DISPOSITION_BYTES_MAX, PERFORMATIVE_BYTES_MAX, RESOURCE_LIMIT
 from protocol.parts import Parts, parts_of
 from protocol.runs import address_of
 from protocol.sections import elements
@@ -263,8 +263,8 @@ class Lenience:
         head = data[offset : min(end, offset + most)]
         try:
             code, value = _performative(head, frame_bytes)
-            if code == _DISPOSITION:
-                most = DISPOSITION_BYTES_MAX
+            if code in (_DISPOSITION, _ATTACH, _OPEN):  # these are looked at as a whole
+                most = DISPOSITION_BYTES_MAX if code == _DISPOSITION else PERFORMATIVE_BYTES_MAX
                 head = data[offset : min(end, offset + most)]
             return self._judge(code, value, head, frame_bytes), len(head)
         except (IndexError, struct.error, DecodeError):
@@ -289,7 +289,7 @@ class Lenience:
         channel = int.from_bytes(head[6:8], "big")
         if code == _BEGIN:
             handle_max = _handle_max(head, value)
-            self.refusal = self.parts.begin(code, parts_of(code, head, value, frame_bytes))
+            self.refusal = self.parts.begin(code, 1)
             if self.refusal is None:
                 self._begin(channel)
                 self.handles_max.append(handle_max)
@@ -320,8 +320,7 @@ class Lenience:
             self._ended.add(channel)
             self._table[channel] = (0, False, False, ffi.NULL)
         elif code in (_ATTACH, _DETACH) and (session.unfinished or session.renamed):
-            _, place = elements(head, value)
-            self._free_handle(session, scalar(head, skip(head, place) if code == _ATTACH else place))
+            self._free_handle(session, _handle(code, head, value))
         if code == _ATTACH:
             self.refusal = self.parts.begin(code, parts)
         return None
@@ -539,6 +538,17 @@ def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
         head[body + 10]  # raises IndexError until the whole descriptor has arrived
         return int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
     return None, body  # proton does not know any other encoding
+
+
+def _handle(code: int, head: bytes, value: int) -> UInt | None:
+    """The handle of an attach or detach; None if it is of another type, which proton does not refuse. Raises
+    IndexError or struct.error if the frame is malformed or incomplete."""
+    _, place = elements(head, value)
+    try:
+        found = scalar(head, skip(head, place) if code == _ATTACH else place)
+    except DecodeError:
+        return None
+    return found if isinstance(found, UInt) else None
 
 
 def _handle_max(head: bytes, value: int) -> int:

@@ -32,7 +32,7 @@ _NO_MEMORY = ErrorCondition(
 )
 
 
-def always(parts: int) -> bool:
+def always(parts: int, objects: int) -> bool:
     """Let the peer have as many parts as it likes."""
     return True
 
@@ -40,11 +40,12 @@ def always(parts: int) -> bool:
 class Parts:
     """The parts of one connection."""
 
-    __slots__ = ("_admit", "_at_once", "_attaching", "_begun", "count")
+    __slots__ = ("_admit", "_at_once", "_attaching", "_begun", "count", "objects")
 
-    def __init__(self, admit: Callable[[int], bool] = always, at_once: float = math.inf) -> None:
-        """`admit` is called with how many parts the peer is about to have more, and says whether it may. When
-        parts have gone, it is called with their negative number.
+    def __init__(self, admit: Callable[[int, int], bool] = always, at_once: float = math.inf) -> None:
+        """`admit` is called with how many parts the peer is about to have more, and how many of these are
+        sessions and links, and says whether it may. When parts have gone, it is called with both numbers
+        negative.
 
         `at_once`: how many may begin before proton gets what came before, and others have their turn
         (`had_enough`).
@@ -53,6 +54,8 @@ class Parts:
         self._admit = admit
         self.count = 0
         """How many parts the peer has."""
+        self.objects = 0
+        """How many of them are sessions and links; the others stand for values."""
         self._begun = 0
         """How many have begun since the last call of `go_on`."""
         self._attaching: deque[int] = deque()
@@ -61,9 +64,11 @@ class Parts:
     def begin(self, code: int, parts: int) -> ErrorCondition | None:
         """The peer sends an open, begin or attach with so many parts. Gives the error if it is refused;
         otherwise they count from now on."""
-        if parts and not self._admit(parts):
+        objects = int(code != OPEN)
+        if parts and not self._admit(parts, objects):
             return _NO_MEMORY
         self.count += parts
+        self.objects += objects
         self._begun += parts
         if code == ATTACH:
             self._attaching.append(parts)
@@ -84,25 +89,24 @@ class Parts:
         return self._attaching.popleft() if self._attaching else 0  # none is known of a malformed stream
 
     def end(self, parts: int) -> None:
-        """So many parts have gone."""
+        """A session or link with so many parts has gone."""
         if parts:
             self.count -= parts
-            self._admit(-parts)
+            self.objects -= 1
+            self._admit(-parts, -1)
 
 
 def parts_of(code: int, head: bytes, value: int, frame_bytes: int) -> int:
-    """How many parts an open, begin or attach takes, by its code and its beginning, `head`, whose list is at
+    """How many parts an open or attach takes, by its code and its beginning, `head`, whose list is at
     `value`. Raises IndexError if too little of the frame has arrived to tell."""
-    return (code != OPEN) + _values_in(head, value, frame_bytes) // VALUES_PER_PART
+    return (code == ATTACH) + _values_in(head, value, frame_bytes) // VALUES_PER_PART
 
 
 def _values_in(head: bytes, value: int, frame_bytes: int) -> int:
     if frame_bytes <= FEW_BYTES:
         return 0
     if len(head) < frame_bytes:
-        if frame_bytes <= VALUES_MAX:  # all of it will arrive in `head`
-            raise IndexError("the values of a frame are counted as a whole")
-        return VALUES_MAX  # more are refused elsewhere
+        raise IndexError("the values of a frame are counted as a whole")
     try:
         return count_values(head, value, frame_bytes, VALUES_MAX)
     except (TooManyValues, DecodeError, struct.error, IndexError):

@@ -96,7 +96,8 @@ class Connection:
         self.network = network_of(stream.get_extra_info("peername"))
         settings = services.settings
         self.parts = Parts(
-            lambda more: may_have(services.memory, self.parts.count, more), PARTS_BEGUN_AT_ONCE
+            lambda more, objects: may_have(services.memory, self.parts.count, more, objects),
+            PARTS_BEGUN_AT_ONCE,
         )
         self.engine = Engine(
             container_id=services.namespaces.first.namespace.name,

@@ -48,7 +48,7 @@ def make_room_in_memory(services: Services) -> None:
         return
     parts = 0
     for connection in heapq.nlargest(CUT_OFF_AT_ONCE, services.connections, key=_parts):
-        own = connection.parts.count
+        own = _parts(connection)
         if own <= PARTS_MAX or parts >= PARTS_AT_ONCE:
             break
         parts += own
@@ -58,11 +58,12 @@ def make_room_in_memory(services: Services) -> None:
         connection.cut_off()
 
 
-def may_have(memory: Memory, own: int, more: int) -> bool:
+def may_have(memory: Memory, own: int, more: int, objects: int) -> bool:
     """Whether a client that has `own` parts (`protocol/parts.py`) may have so many more, which then count.
-    If `more` is negative, so many have gone."""
-    return memory.admit_parts(more, few=own + more <= PARTS_MAX)
+    `objects` of them are sessions and links. If both are negative, so many have gone."""
+    return memory.admit_parts(more, objects, few=own + more <= PARTS_MAX)
 
 
 def _parts(connection: Client) -> int:
-    return connection.parts.count
+    engine = connection.engine
+    return max(connection.parts.count, engine.session_count + engine.link_count)

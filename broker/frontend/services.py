@@ -216,6 +216,7 @@ class Services:
         self.unclaimed[connection.served].discard(connection)
         self.memory.connections = len(self.connections)
         self.memory.parts -= connection.parts.count
+        self.memory.sessions_and_links -= connection.parts.objects
         self.inflight.forget(connection)
         self.output.forget(connection)
         self._held.discard(connection)

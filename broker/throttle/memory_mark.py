@@ -119,6 +119,7 @@ class Memory:
         "mark",
         "parts",
         "room",
+        "sessions_and_links",
         "under_way",
         "unsettled",
         "used",
@@ -154,8 +155,9 @@ class Memory:
         """Messages that were admitted and have no outcome yet. The connections keep this number."""
         self.connections = 0
         """Open connections. Their owner keeps this number."""
-        self.parts = 0
-        """Sessions and links of all connections (`protocol/parts.py`)."""
+        self.parts = self.sessions_and_links = 0
+        """Those of all connections. Parts also stand for values of their attaches, most of which proton keeps
+        as bytes until they are asked for (`protocol/parts.py`)."""
         self._parts_max = 0
         """How many there may be while the process is crowded."""
         self._parts_unseen = 0
@@ -224,9 +226,9 @@ class Memory:
         """What `take_room` leaves."""
         return max(self.mark - self.used, 0) * (EXPECTED_PARTS - 1) // EXPECTED_PARTS
 
-    def admit_parts(self, parts: int, *, few: bool) -> bool:
-        """Whether a client may have so many more sessions and links, which then count. If `parts` is
-        negative, so many have gone. While the process is crowded, only clients that have `few` may, and all
+    def admit_parts(self, parts: int, objects: int, *, few: bool) -> bool:
+        """Whether a client may have so many more parts, which then count. `objects` of them are sessions and
+        links. If both are negative, so many have gone. While the process is crowded, only clients that have `few` may, and all
         of them together only as many as fit into a small part of the mark: if each could have a few,
         thousands of them would take all memory."""
         if parts > 0:
@@ -236,6 +238,7 @@ class Memory:
             if self.crowded and not (few and self.parts + parts <= self._parts_max):
                 return False
         self.parts += parts
+        self.sessions_and_links += objects
         return True
 
     def deliver(self, messages: int) -> None:
@@ -276,7 +279,7 @@ class Memory:
         """Measure memory. Decide whether sends are refused from now on, and whether the mark is exceeded."""
         resident, waiting = self._resident(), self._counted()
         counted = waiting + CONNECTION_BYTES * self.connections + DELIVERY_BYTES_LEAST * self.unsettled
-        counted += PART_BYTES_LEAST * self.parts
+        counted += PART_BYTES_LEAST * self.sessions_and_links
         returned = max(0, self._resident_before - resident)
         self._freed = min(max(0, self._freed + self._counted_before - counted - returned), self.mark)
         self._resident_before, self._counted_before = resident, counted

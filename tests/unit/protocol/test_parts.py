@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.codec import Symbol, UInt
+from protocol.codec import Symbol, UInt, ULong
 from protocol.engine import Engine
 from protocol.events import ConnectionClosed, ErrorCondition, Event, LinkAttached, LinkDetached
 from protocol.limits import RESOURCE_LIMIT
@@ -21,7 +21,7 @@ class Bounded:
     """An engine whose peer may have so many parts."""
 
     def __init__(self, most: float = 1_000, at_once: float = 1_000) -> None:
-        self.most, self.counted = most, 0
+        self.most, self.counted, self.objects = most, 0, 0
         self.parts = Parts(self._admit, at_once)
         self.engine = Engine(
             container_id="broker",
@@ -34,10 +34,11 @@ class Bounded:
         self.engine.open()
         self.engine.output()
 
-    def _admit(self, parts: int) -> bool:
+    def _admit(self, parts: int, objects: int) -> bool:
         if self.counted + parts > self.most:
             return False
         self.counted += parts
+        self.objects += objects
         return True
 
     def say(self, *frames: bytes) -> list[Event]:
@@ -90,6 +91,55 @@ def test_values_that_are_kept_with_a_link_count() -> None:
     assert peer.counted - 1 == pytest.approx(1 + NULLS / VALUES_PER_PART, abs=1)
     peer.say(raw.frame(raw.DETACH, [UInt(0), True]))
     assert peer.counted == 1
+
+
+def test_values_are_no_sessions_and_links() -> None:
+    """Symptom: memory that proton never took for values counted as freed when their links had gone."""
+    peer = Bounded()
+    peer.say(attach(0, values=NULLS), attach(1))
+    assert peer.parts.count > 20 and peer.parts.objects == peer.objects == 3
+    peer.say(raw.frame(raw.DETACH, [UInt(0), True]), raw.frame(raw.END, []))
+    assert peer.parts.count == peer.counted == peer.parts.objects == peer.objects == 0
+
+
+def test_a_begin_with_many_values_is_one_part_which_ends_with_the_session() -> None:
+    """Symptom: the parts of its values, which proton does not keep, were counted for good."""
+    peer = Bounded()
+    fields: list[Any] = raw.begin_fields()
+    fields += [None] * (7 - len(fields)) + [{Symbol("many"): [None] * NULLS}]
+    for _ in range(20):
+        peer.say(raw.frame(raw.BEGIN, fields, channel=1))
+        assert peer.parts.count == 2
+        peer.say(raw.frame(raw.END, [], channel=1))
+    assert peer.parts.count == peer.counted == 1
+
+
+def test_a_large_attach_counts_by_its_values_and_not_by_its_bytes() -> None:
+    """Symptom: a receiver with a selector of 2,000 characters counted as a crowd."""
+    peer = Bounded()
+    fields: list[Any] = raw.receiver_attach(0, "queue")
+    fields += [None] * (13 - len(fields)) + [{Symbol("selector"): "x" * 12_000}]
+    said = raw.frame(raw.ATTACH, fields)
+    assert links([event for at in range(0, len(said), 1_000) for event in peer.say(said[at : at + 1_000])])
+    assert peer.counted == 2
+
+
+@pytest.mark.parametrize("handle", [True, ULong(7), "x"])
+def test_a_link_whose_handle_is_of_another_type_counts_as_well(handle: object) -> None:
+    """Symptom: proton takes such handles, and while a message of the session was unfinished, such links were
+    not counted."""
+    peer = Bounded()
+    sender: list[Any] = raw.sender_attach(0, "queue")
+    sender[0] = "sender"
+    (attached,) = [each for each in peer.say(raw.frame(raw.ATTACH, sender)) if isinstance(each, LinkAttached)]
+    peer.engine.accept_link(attached.link)
+    peer.engine.grant(attached.link, 10)
+    peer.engine.output()
+    peer.say(raw.frame(raw.TRANSFER, [UInt(0), UInt(0), b"t", UInt(0), False, True], b"\0Su\xa0\1a"))
+    fields: list[Any] = raw.receiver_attach(1, "queue")
+    fields[1] = handle
+    found = links(peer.say(raw.frame(raw.ATTACH, fields)))
+    assert peer.parts.count == peer.counted == 2 + 1 and found <= 1
 
 
 def test_values_of_an_open_count() -> None:

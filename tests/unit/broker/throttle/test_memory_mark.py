@@ -381,7 +381,7 @@ def test_memory_is_looked_at_before_new_sessions_and_links_could_take_all_of_it(
     process = Process(resident=110 * MIB)
     process.memory.look()
     made = 0
-    while process.memory.admit_parts(1, few=False):
+    while process.memory.admit_parts(1, 1, few=False):
         made += 1
         process.resident = 110 * MIB + made * PART_BYTES
         assert made < 100_000
@@ -392,24 +392,24 @@ def test_memory_is_looked_at_before_new_sessions_and_links_could_take_all_of_it(
 def test_while_the_process_is_crowded_only_clients_that_have_few_begin_sessions_and_links() -> None:
     process = Process(resident=MARK * 4 // 3 + MIB)
     process.memory.look()
-    assert not process.memory.admit_parts(1, few=False)
-    assert process.memory.admit_parts(1, few=True) and process.memory.parts == 1
+    assert not process.memory.admit_parts(1, 1, few=False)
+    assert process.memory.admit_parts(1, 1, few=True) and process.memory.parts == 1
 
 
 def test_while_the_process_is_crowded_all_clients_together_begin_no_more_than_fits() -> None:
     process = Process()
-    assert process.memory.admit_parts(5_000, few=False)
+    assert process.memory.admit_parts(5_000, 5_000, few=False)
     process.resident = MARK * 4 // 3 + MIB
     process.memory.look()
     most = max(MARK // 32 // PART_BYTES, PARTS_SPARE_MIN)
 
     def begun(memory: Memory) -> int:
-        return sum(memory.admit_parts(1, few=True) for _ in range(2 * most))
+        return sum(memory.admit_parts(1, 1, few=True) for _ in range(2 * most))
 
     assert begun(process.memory) == most
     process.memory.look()
     assert begun(process.memory) == 0
-    process.memory.admit_parts(-4_000, few=False)
+    process.memory.admit_parts(-4_000, -4_000, few=False)
     process.memory.look()
     assert begun(process.memory) == most, "as many as if there had been no more than these before"
 
@@ -417,10 +417,10 @@ def test_while_the_process_is_crowded_all_clients_together_begin_no_more_than_fi
 def test_sessions_and_links_that_have_gone_leave_free_memory_in_the_process() -> None:
     process = Process(resident=50 * MIB)
     process.memory.look()
-    process.memory.admit_parts(20_000, few=False)
+    process.memory.admit_parts(20_000, 20_000, few=False)
     process.resident = 120 * MIB
     process.memory.look()
     assert process.memory.limited
-    process.memory.admit_parts(-20_000, few=False)
+    process.memory.admit_parts(-20_000, -20_000, few=False)
     process.memory.look()
     assert process.memory.used == 120 * MIB - 20_000 * PART_BYTES_LEAST and process.admits()
