@@ -248,7 +248,7 @@ def _refuse_copies(
     Once a copy was used, the files differ in where the folder was: each of their lists is looked at.
     """
     now = {identity.id: path for path, identity in named.items()}
-    named_places = {path.absolute() for path in paths}
+    silent = [path for path in paths if path not in named]
     lists = dict.fromkeys(identity.folders for identity in named.values())
     pairs = [(place, now[id_]) for entries in lists for id_, place in entries if id_ in now]
     moved = _different(dict.fromkeys(pairs), timeout_s)
@@ -259,8 +259,10 @@ def _refuse_copies(
             for number, (id_, place) in enumerate(entries)
             if isinstance(there := found.get((place, now.get(id_, place))), Identity) and there.id == id_
         ]
-        stays = any(place.absolute() in named_places for _, place in entries)
-        if twice and (stays or len(twice) < len(named)):
+        if not twice:
+            continue
+        places = [(place, path) for _, place in entries for path in silent]
+        if len(twice) < len(named) or len(_different(places, timeout_s)) < len(places):
             number, place, path = twice[0]
             raise _is_twice(path, place, number, place)
 

@@ -228,9 +228,9 @@ class Memory:
 
     def admit_parts(self, parts: int, objects: int, *, few: bool) -> bool:
         """Whether a client may have so many more parts, which then count. `objects` of them are sessions and
-        links. If both are negative, so many have gone. While the process is crowded, only clients that have `few` may, and all
-        of them together only as many as fit into a small part of the mark: if each could have a few,
-        thousands of them would take all memory."""
+        links. If both are negative, so many have gone. While the process is crowded, only clients that have
+        `few` may, and all of them together only as many as fit into a small part of the mark: if each could
+        have a few, thousands of them would take all memory."""
         if parts > 0:
             self._parts_unseen -= parts
             if self._parts_unseen < 0:

@@ -123,8 +123,9 @@ def test_a_copy_of_a_folder_is_not_used_while_the_disk_of_another_one_is_away() 
     disk.remove_tree(B)
     disk.make_directory(B)
     for is_readable in (True, False):  # an empty mount point, then a damaged file
-        with pytest.raises(WrongFolders, match=twice(C, A, 0, used=A, spare=C)):
-            arrange(disk, [C, B])
+        for second_path in (B, B / ".." / B.name):
+            with pytest.raises(WrongFolders, match=twice(C, A, 0, used=A, spare=C)):
+                arrange(disk, [C, second_path])
         if is_readable:
             write(disk, B / FILE_NAME, b"damaged")
     write(disk, B / FILE_NAME, second)

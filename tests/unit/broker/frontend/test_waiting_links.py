@@ -72,9 +72,7 @@ async def test_a_round_pauses_while_there_is_no_room_and_goes_on_where_it_was() 
     assert client.called == [*range(LINKS_AT_ONCE), 100] and not client.links
 
 
-async def test_links_that_begin_to_wait_during_a_round_are_called_if_the_connection_has_written_meanwhile() -> (
-    None
-):
+async def test_links_that_begin_to_wait_during_a_round_are_called_if_there_was_a_write_meanwhile() -> None:
     """Symptom: a receiver with credit was given no more of its messages, because those called after it had
     nothing to write."""
     client = Client(Few(1))
