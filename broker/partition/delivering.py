@@ -308,8 +308,10 @@ class Delivering:
         space, lease = self._space, grant.lease
         cycle = space.cycle
         undone = [
-            reference for reference in lease.references if reference.sequence_number >= cycle.first_sent
-        ]
+            reference
+            for reference in lease.references
+            if reference.sequence_number >= cycle.first_sent and reference.lease is lease
+        ]  # unless its client has gone in this cycle, and has given them back
         if not undone:
             return
         lease.references = [

@@ -10,7 +10,7 @@ from broker.identifiers import ClientId
 from broker.operations.browsing import Watch
 from broker.operations.general import Detach
 from broker.operations.interface import Answer, Operation, Sink
-from broker.operations.receiving import Demand, Recalled, Withdraw
+from broker.operations.receiving import Demand, Recalled, Withdraw, Withdrawn
 from broker.operations.selecting import WatchReturned
 from broker.operations.sending import Send
 from broker.operations.sessions import AcceptSession, WatchSessions
@@ -56,7 +56,7 @@ _MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions, WatchRetu
 class Mailbox:
     """The operations waiting for one partition. Owned by the partition's task."""
 
-    __slots__ = ("accepting", "attached", "undecided", "waiting")
+    __slots__ = ("accepting", "attached", "undecided", "waiting", "withdrawing")
 
     def __init__(self) -> None:
         self.waiting: deque[Waiting] = deque()
@@ -67,6 +67,8 @@ class Mailbox:
         """Clients with demand, a watch or a session. They may be answered at any time until they detach."""
         self.accepting: dict[ClientId, Waiting] = {}
         """Clients that have asked for a session, and what they asked: the answer may take several cycles."""
+        self.withdrawing: dict[ClientId, Waiting] = {}
+        """The same for clients that withdraw their demand."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -188,8 +190,11 @@ class Mailbox:
             self.attached[client] = sink
             if isinstance(operation, AcceptSession):
                 self.accepting[client] = client, operation, sink, 0
+        elif isinstance(operation, Withdraw):
+            self.withdrawing[client] = client, operation, sink, 0
         elif isinstance(operation, Detach):
             self.attached.pop(client, None)
+            self.withdrawing.pop(client, None)
 
     def deliver(self, answers: Iterable[tuple[ClientId, Answer]], cycle: Iterable[Waiting]) -> None:
         """Send each answer to its client, if the client has an operation in the cycle or is attached."""
@@ -200,14 +205,18 @@ class Mailbox:
                 sink(answer)
             if self.accepting:
                 self.accepting.pop(client, None)
+            if self.withdrawing and isinstance(answer, Withdrawn):
+                self.withdrawing.pop(client, None)
 
     def take_all(self) -> list[Waiting]:
         """Take out all operations that are not answered yet, so that they can be refused."""
         entries = [*self.undecided, *self.waiting]
-        if self.accepting:
-            taken = {id(operation) for _, operation, _, _ in entries}
-            entries[:0] = [entry for entry in self.accepting.values() if id(entry[1]) not in taken]
+        if self.accepting or self.withdrawing:
+            taken = {(client, id(operation)) for client, operation, _, _ in entries}
+            late = [*self.accepting.values(), *self.withdrawing.values()]
+            entries[:0] = [entry for entry in late if (entry[0], id(entry[1])) not in taken]
             self.accepting.clear()
+            self.withdrawing.clear()
         self.undecided = []
         self.waiting.clear()
         return entries

@@ -55,6 +55,7 @@ class SessionLocks:
         "_giving_back",
         "_has_broken_off",
         "_keys",
+        "_requests",
         "_space",
         "_subqueues",
         "_time_to_live",
@@ -71,8 +72,10 @@ class SessionLocks:
         """All sessions that somebody holds."""
         self._by_client: dict[ClientId, int] = {}
         """The session that each client holds, by key. A client holds at most one."""
-        self._accepting: dict[ClientId, tuple[MessageSession, AcceptSession]] = {}
+        self._accepting: dict[ClientId, MessageSession] = {}
         """Clients that will be answered once all messages of a session that had a lock are back."""
+        self._requests: dict[MessageSession, dict[ClientId, AcceptSession]] = {}
+        """What these clients have asked for, the one that has waited longest first."""
         self._draining: dict[ClientId, None] = {}
         """Holders that have withdrawn, and whose demand did not fit into the cycle."""
         self._giving_back = GivingBack(space, time_to_live)
@@ -140,7 +143,8 @@ class SessionLocks:
                 session = sessions.find_or_make(accept.session_id)
         lock = session.lock
         if lock is not None and not lock.holders:
-            self._accepting[client] = session, accept
+            self._accepting[client] = session
+            self._requests.setdefault(session, {})[client] = accept
             return
         if lock is None:
             lock = session.lock = self._new_lock(subqueue, accept.is_shared)
@@ -256,7 +260,10 @@ class SessionLocks:
         """A holder has gone: its unsettled messages go back, and the last one frees the session."""
         found = self._by_key.get(self._by_client.pop(client, 0))
         if client in self._accepting:
-            session, accept = self._accepting.pop(client)
+            session = self._accepting.pop(client)
+            accept = self._requests[session].pop(client)
+            if not self._requests[session]:
+                del self._requests[session]
             self._refuse(client, accept, _session_locked(session.id))
         self._draining.pop(client, None)
         for number, clients in list(self._watches.items()):
@@ -304,7 +311,7 @@ class SessionLocks:
         assert subqueue.sessions is not None
         session.lock = None
         subqueue.sessions.review(session)
-        waiting = [(client, accept) for client, (home, accept) in self._accepting.items() if home is session]
+        waiting = self._requests.pop(session, {}).items()
         for client, accept in waiting:
             del self._accepting[client]
             try:
@@ -405,9 +412,12 @@ class SessionLocks:
                     break
                 lock = session.lock
                 assert lock is not None
-                for holder in list(lock.holders.values()):
+                for client, holder in list(lock.holders.items()):
+                    if has_granted_enough(self._space):
+                        break
                     if holder.count:
                         self._hand_to(subqueue, session, holder)
+                        lock.holders[client] = lock.holders.pop(client)  # others are first the next time
                 if session in sessions.hungry:
                     sessions.hungry.leave(session)
                     sessions.hungry.join(session)
@@ -476,7 +486,9 @@ class SessionLocks:
                 assert holder.client == client and not holder.has_gone and holder.until_ms == lock.until_ms
                 assert all(lease.left > 0 and lease.session is holder for lease in holder.leases)
         assert self._draining.keys() <= self._by_client.keys()
-        assert all(session.lock is not None for session, _ in self._accepting.values())
+        assert all(session.lock is not None for session in self._requests)
+        waiting = {client: session for session, requests in self._requests.items() for client in requests}
+        assert waiting == self._accepting
         self._giving_back.check()
         self._ends.check(lock.until_ms for lock in locks.values())
 

@@ -20,8 +20,10 @@ from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Rel
 from broker.operations.transfers import LockNext
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.health import Health
 from broker.partition.subqueue import Subqueue
 from broker.partition.task_limits import TaskLimits
+from storage.errors import CommitFailed, StorageError
 from tests.support.partition_harness import LOCK_MS, NUMBER, Harness, one, properties
 
 SOME = 3_000
@@ -419,3 +421,27 @@ async def test_a_hand_out_ends_where_expired_messages_do_not_fit_into_the_cycle(
     harness.post(2, Demand(MAIN, 80))
     await harness.task.step()
     assert len(takes) == 1 and len(harness.subqueues[0].references) == 1, "the others have expired before"
+
+
+async def test_drains_that_take_several_cycles_are_answered_if_the_disk_fails_meanwhile() -> None:
+    """Symptom: a receiver waited for the end of its drain until the disk was back."""
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_leases_max=2)))
+    await harness.send(*[b"x"] * 10)
+    for client in range(1, 11):
+        harness.post(client, Demand(MAIN, 1))
+        harness.post(client, Withdraw(MAIN))
+    await harness.task.step()
+    served = [client for client in range(1, 11) if harness.take(client)]
+    assert 0 < len(served) < 10
+
+    async def acquire(epoch: int | None = None) -> None:
+        raise StorageError("I/O error")
+
+    harness.log.acquire = acquire  # type: ignore[assignment]
+    harness.log.fail_append(CommitFailed("I/O error"))
+    harness.post(1000, Send([b"y"], None))
+    for _ in range(5):
+        await harness.task.step()
+    assert harness.task.health is Health.RECOVERING
+    for client in set(range(1, 11)) - {*served}:
+        assert [type(answer) for answer in harness.take(client)][-1] is Withdrawn, client

@@ -27,6 +27,7 @@ from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Ren
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
+from storage.errors import DiskFull
 from tests.support.partition_harness import NUMBER, Harness, one
 from tests.support.topics import BLUE, A, B, topic, with_subscription
 
@@ -553,3 +554,41 @@ async def test_messages_with_thousands_of_changed_properties_of_many_sessions_co
         locked.append(harness.subqueues[0].locked)
         assert locked[-1] - locked[-2] <= AT_ONCE + 1
     assert len(locked) > 3
+
+
+async def test_clients_that_share_a_session_take_turns_if_a_cycle_serves_few() -> None:
+    """Symptom: with a bound of 32, those that had joined after 32 others got nothing while these asked."""
+    harness = harness_of(TaskLimits(bounds=Bounds(granted_leases_max=2)))
+    await send(harness, "a", *"123456")
+    first = one(await harness.do(1, AcceptSession(MAIN, b"a", is_shared=True)), SessionAccepted)
+    for client in range(2, 7):
+        await harness.do(client, AcceptSession(MAIN, b"a", is_shared=True, token=first.token))
+    for client in range(1, 7):
+        harness.post(client, Demand(MAIN, 1))
+    given: list[list[int]] = []
+    for _ in range(2):
+        await harness.task.step()
+        given.append([client for client in range(1, 7) if harness.take(client)])
+        for client in given[-1]:
+            harness.post(client, Demand(MAIN, 1))
+    assert given == [[1, 2], [3, 4]]
+
+
+async def test_a_holder_that_drains_and_goes_while_the_disk_is_full_gives_back_once() -> None:
+    """Symptom: a message that was sent, given and given back in one cycle was taken back a second time. The
+    partition failed for good with the next receiver."""
+    harness = harness_of()
+    await send(harness, "a", "1")
+    await accepted(harness, 1, "a")
+    await harness.receive(1)
+    harness.post(1, Demand(MAIN, 5))
+    await harness.until_quiet()
+    harness.log.fail_append(DiskFull("no room"))
+    harness.post(1000, Send([b"2"], None, None, {"session_id": [b"a"]}))
+    harness.post(1, Withdraw(MAIN))
+    harness.post(1, Detach())
+    await harness.until_quiet()
+    assert one(harness.take(1000), Failed).reason is Reason.DISK_FULL
+    assert (harness.subqueues[0].locked, harness.subqueues[0].available) == (0, 1)
+    await accepted(harness, 2, "a")
+    assert await receive(harness, 2) == ["1"]
