@@ -307,11 +307,12 @@ class Delivering:
         for them. `tell_unmet` is called once these messages are gone."""
         space, lease = self._space, grant.lease
         cycle = space.cycle
+        # A client that has gone in this cycle has given its messages back: its lease has them no longer.
         undone = [
             reference
             for reference in lease.references
             if reference.sequence_number >= cycle.first_sent and reference.lease is lease
-        ]  # unless its client has gone in this cycle, and has given them back
+        ]
         if not undone:
             return
         lease.references = [

@@ -311,8 +311,7 @@ class SessionLocks:
         assert subqueue.sessions is not None
         session.lock = None
         subqueue.sessions.review(session)
-        waiting = self._requests.pop(session, {}).items()
-        for client, accept in waiting:
+        for client, accept in self._requests.pop(session, {}).items():
             del self._accepting[client]
             try:
                 self.accept(client, accept)
