@@ -5,9 +5,11 @@ Bytes that arrive go into the connection's `Inbox` and are served in slices. Bet
 outcomes. So however many clients there are, the event loop is held no longer than that plus one slice. The
 order is start-time fair queueing: each inbox has a clock of its own that runs while it is served, the inbox
 whose clock is furthest behind comes next, and an inbox that was empty starts at the clock of the one being
-served. A client that sends little is served as soon as its bytes are read, and clients that send much share
-the rest of the time. The size of a slice follows the time that the last one took: a client whose bytes are
-expensive (6,000 attaches in one read) is served a few at a time.
+served. Inboxes with more than a little waiting come as if their next slice had been served already: hundreds
+of connections may arrive together with much, and a client with little does not wait for a slice of each. A
+client that sends little is served as soon as its bytes are read, and clients that send much share the rest of
+the time. The size of a slice follows the time that the last one took: a client whose bytes are expensive
+(6,000 attaches in one read) is served a few at a time.
 
 Usage: pass the bytes to `received`; the inbox's client gets them back, in order, through calls of `serve`. A
 client that cannot finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest and
@@ -187,7 +189,7 @@ class Turns:
         self._ready: list[tuple[float, int, Inbox]] = []
         self._held_back: list[Inbox] = []
         self._stands_s = 0.0
-        """The clock of the inbox that was served last."""
+        """The clock of the inbox that was served last, or of one served before if that was further."""
         self._slice_s, self._slice_ends = SLICE_S, 0.0
         self._quick_s = 0.0
         """Seconds spent since the last poll of the sockets on bytes that were served as they were read."""
@@ -278,8 +280,14 @@ class Turns:
         if not inbox.is_listed:
             inbox.is_listed = True
             inbox.served_s = max(inbox.served_s, self._stands_s)
-            heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))
+            self._line_up(inbox)
             self._turn_soon()
+
+    def _line_up(self, inbox: Inbox) -> None:
+        """Enter the inbox into the order of service."""
+        has_much = inbox.is_unfinished or inbox.bytes > QUICK_BYTES
+        comes_at_s = inbox.served_s + (SLICE_S if has_much else 0.0)
+        heapq.heappush(self._ready, (comes_at_s, next(self._order), inbox))
 
     def _turn_soon(self) -> None:
         if not self._is_due:
@@ -301,7 +309,7 @@ class Turns:
             if not inbox.client.may_be_served():
                 self._held_back.append(inbox)
                 continue
-            self._stands_s = inbox.served_s
+            self._stands_s = max(self._stands_s, inbox.served_s)
             now = self._serve(inbox, now)
         self._ended_s = now
         if ready:
@@ -330,7 +338,7 @@ class Turns:
             inbox.heavy_until_s = now + HEAVY_S
         inbox.served(size, took, self._slice_s)
         if inbox.chunks or inbox.is_unfinished:
-            heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))
+            self._line_up(inbox)
         else:
             inbox.is_listed = False
         if inbox.bytes < READ_BYTES and (self.waiting_bytes < self.waiting_bytes_max or not inbox.bytes):

@@ -168,6 +168,35 @@ async def test_who_has_had_the_least_time_comes_next() -> None:
     assert bench.order()[:3] == ["greedy", "modest", "greedy"]
 
 
+async def test_who_has_little_waiting_does_not_wait_for_the_slices_of_all_who_came_before_with_much() -> None:
+    bench = Bench()
+    crowd = [bench.client(f"heavy {number}", seconds_per_byte=MICROSECOND / 64) for number in range(100)]
+    for client in crowd:
+        client.receive(bytes(READ_BYTES))
+    bench.client("spends the time of quick reads", seconds_per_byte=MICROSECOND).receive(bytes(QUICK_BYTES))
+    bench.served.clear()
+    bench.client("modest").receive(b"an attach")
+    assert not bench.served, "it waits for its turn"
+    await bench.until_served()
+    assert bench.served[0][0] == "modest"
+
+
+async def test_those_with_little_waiting_are_not_served_for_ever_before_those_with_much() -> None:
+    bench = Bench()
+    heavy = bench.client("heavy", seconds_per_byte=MICROSECOND / 64)
+    heavy.receive(bytes(READ_BYTES))
+    small = [bench.client(f"small {number}", seconds_per_byte=MICROSECOND) for number in range(3)]
+    for client in small:  # from now on, each reads on as soon as it was served, and takes half a slice's time
+        client.inbox.heavy_until_s = 1e9
+    for _ in range(20):
+        for client in small:
+            if not client.inbox.is_listed:
+                client.receive(bytes(1000))
+        await asyncio.sleep(0)
+    before = [name for name, _ in bench.served].index("heavy")
+    assert before <= 6, "each takes 1 ms at a time, and the heavy one stands 2 ms behind them"
+
+
 async def test_who_was_away_has_no_claim_on_the_time_of_the_others() -> None:
     bench = Bench()
     away, busy = bench.client("away", MICROSECOND / 64), bench.client("busy", MICROSECOND / 64)
