@@ -31,9 +31,9 @@ GATHERED_OPERATIONS = 64
 """Where more operations wait, nobody looks at all of them with each one that comes."""
 
 ASKED_AT_ONCE = 256
-"""How many demands, withdrawals, answers to recalls and departures a cycle takes. With its answer, each takes
-the event loop some 5 to 10 µs, and a client that receives from 16 partitions with thousands of links makes
-tens of thousands at once."""
+"""How many demands, withdrawals, answers to recalls, watches, requests for sessions and departures a cycle
+takes. With its answer, each takes the event loop some 5 to 10 µs, and a client that receives from 16
+partitions with thousands of links makes tens of thousands at once."""
 
 SETTLED_TOGETHER = 2
 """A client that settles at least this many messages at a time waits for none of them alone."""
@@ -46,7 +46,7 @@ Patient = Callable[[ClientId, Demand], bool]
 _WITH_MESSAGES = (Send, HandOver)
 _SETTLE = (Complete, Abandon, RenewLocks, Release, GiveBack, Recalled)
 _ASK = (Demand, Withdraw)
-_OF_RECEIVERS = (*_ASK, Recalled, Detach)
+_OF_RECEIVERS = (*_ASK, Recalled, Detach, Watch, AcceptSession, WatchSessions)
 _JOINED_PAST = (Demand, Complete)
 USUALLY_SHORT = frozenset((Send, *_SETTLE, *_ASK))
 """Operations whose cycles the task is seldom needed for (`Mailbox.is_short`)."""

@@ -41,6 +41,9 @@ from broker.partition.time_to_live import TimeToLive
 from broker.partition.timers import DueKeys, TimerWheel
 from broker.partition.workspace import Workspace
 
+SHARED_BY_MAX = 256
+"""How many clients may hold a session together: each is looked at whenever one joins, asks or renews."""
+
 
 class SessionLocks:
     """The locked sessions of one partition."""
@@ -121,7 +124,8 @@ class SessionLocks:
 
     def accept(self, client: ClientId, accept: AcceptSession) -> None:
         """Lock a session for a client, or do so as soon as all that an earlier holder had is back. Raises
-        Refused: SESSION_NOT_FOUND if none is free, SESSION_LOCKED, NOT_ALLOWED."""
+        Refused: SESSION_NOT_FOUND if none is free, SESSION_LOCKED, NOT_ALLOWED, or QUOTA_EXCEEDED if too many
+        share it."""
         space = self._space
         subqueue = space.messages.find(accept.subqueue)
         if not self.covers(subqueue):
@@ -152,6 +156,12 @@ class SessionLocks:
             self._subqueues[subqueue.number] = subqueue
         elif not (lock.is_shared and accept.is_shared and accept.token == lock.token):
             raise _session_locked(session.id)
+        elif len(lock.holders) >= SHARED_BY_MAX:
+            text = (
+                f"The session '{decode_session_id(session.id)}' is shared by {SHARED_BY_MAX} receivers, and "
+                "no more may share one. Close one of them, or receive with fewer."
+            )
+            raise Refused(Reason.QUOTA_EXCEEDED, text)
         lock.holders[client] = SessionHolder(client, lock.until_ms)
         self._by_client[client] = lock.key
         sessions.review(session)

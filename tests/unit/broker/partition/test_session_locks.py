@@ -26,6 +26,7 @@ from broker.operations.sessions import (
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.session_locks import SHARED_BY_MAX
 from broker.partition.task_limits import TaskLimits
 from storage.errors import DiskFull
 from tests.support.partition_harness import NUMBER, Harness, one
@@ -554,6 +555,21 @@ async def test_messages_with_thousands_of_changed_properties_of_many_sessions_co
         locked.append(harness.subqueues[0].locked)
         assert locked[-1] - locked[-2] <= AT_ONCE + 1
     assert len(locked) > 3
+
+
+async def test_a_bounded_number_of_clients_share_a_session() -> None:
+    """Symptom: each of 4,000 clients was looked at whenever one of them joined, asked for messages or renewed
+    the lock. 1,000 that joined in a cycle held the event loop for 143 ms."""
+    harness = harness_of()
+    await send(harness, "a", "1")
+    first = one(await harness.do(1, AcceptSession(MAIN, b"a", is_shared=True)), SessionAccepted)
+    join = AcceptSession(MAIN, b"a", is_shared=True, token=first.token)
+    for client in range(2, SHARED_BY_MAX + 1):
+        one(await harness.do(client, join), SessionAccepted)
+    refused = one(await harness.do(SHARED_BY_MAX + 1, join), Failed)
+    assert refused.reason is Reason.QUOTA_EXCEEDED and "'a' is shared by 256 receivers" in refused.description
+    await harness.do(2, Detach())
+    one(await harness.do(SHARED_BY_MAX + 1, join), SessionAccepted)
 
 
 async def test_clients_that_share_a_session_take_turns_if_a_cycle_serves_few() -> None:
