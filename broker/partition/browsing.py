@@ -17,6 +17,7 @@ from broker.partition.cycle import peeked
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
+from broker.partition.waiting_clients import WaitingClients
 from broker.partition.workspace import Workspace
 
 
@@ -27,12 +28,12 @@ class Browsing:
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
-        self._watches: dict[int, dict[ClientId, None]] = {}
-        """Clients to tell of the next arrival, by the subqueue's number."""
-        self._telling: dict[tuple[ClientId, int], None] = {}
-        """Watches with an arrival to report, in the order in which their clients are told."""
-        self._returned: dict[int, dict[ClientId, None]] = {}
-        """Clients to tell of messages that come back, by the subqueue's number."""
+        self._watches = WaitingClients()
+        """Clients to tell of the next arrival."""
+        self._telling: dict[ClientId, dict[int, None]] = {}
+        """Clients with arrivals to report, in the order in which they are told, and in which subqueues."""
+        self._returned = WaitingClients()
+        """Clients to tell of messages that come back."""
 
     @property
     def has_more(self) -> bool:
@@ -77,7 +78,7 @@ class Browsing:
         subqueue = space.messages.find(watch.subqueue)
         number, reference = next(self._visible(subqueue, watch.from_sequence_number), (None, None))
         if number is None:
-            self._watches.setdefault(subqueue.number, {})[client] = None
+            self._watches.add(client, subqueue.number)
         elif reference is None:
             watch.from_sequence_number = number
             return False
@@ -88,16 +89,16 @@ class Browsing:
     def watch_returned(self, client: ClientId, watch: WatchReturned) -> None:
         """Tell the client from now on which messages come back."""
         subqueue = self._space.messages.find(watch.subqueue)
-        self._returned.setdefault(subqueue.number, {})[client] = None
+        self._returned.add(client, subqueue.number)
         if subqueue.came_back is None:
             subqueue.came_back = []
 
     def _tell_of_returned(self) -> None:
         space = self._space
-        for number, clients in self._returned.items():
+        for number in self._returned.numbers:
             subqueue = space.subqueues[number]
             if subqueue.came_back:
-                for client in clients:
+                for client in self._returned.clients(number):
                     space.answer(client, CameBack(space.number, subqueue.name, subqueue.came_back))
                 subqueue.came_back = []
 
@@ -107,28 +108,20 @@ class Browsing:
         space = self._space
         if self._returned:
             self._tell_of_returned()
-        if self._watches:
-            for number in space.cycle.arrived_in & self._watches.keys():
-                for client in self._watches.pop(number):
-                    self._telling[client, number] = None
-        for client, number in list(islice(self._telling, space.bounds.told_max)):
-            del self._telling[client, number]
-            space.answer(client, Arrived(space.number, space.subqueues[number].name))
+        for number in space.cycle.arrived_in & self._watches.numbers:
+            for client in self._watches.take(number):
+                self._telling.setdefault(client, {})[number] = None
+        for client in list(islice(self._telling, space.bounds.told_max)):
+            for number in self._telling.pop(client):
+                space.answer(client, Arrived(space.number, space.subqueues[number].name))
 
     def forget(self, client: ClientId) -> None:
         """Drop the watches of a client that has detached."""
-        for number, clients in list(self._watches.items()):
-            clients.pop(client, None)
-            if not clients:
-                del self._watches[number]
-        for number, clients in list(self._returned.items()):
-            clients.pop(client, None)
-            if not clients:
-                del self._returned[number]
+        self._watches.forget(client)
+        for number in self._returned.forget(client):
+            if number not in self._returned.numbers:
                 self._space.subqueues[number].came_back = None
-        if self._telling:
-            for watch in [watch for watch in self._telling if watch[0] == client]:
-                del self._telling[watch]
+        self._telling.pop(client, None)
 
     def _visible(
         self, subqueue: Subqueue, from_number: int, session_id: bytes | None = None

@@ -40,13 +40,19 @@ _ANSWER_BYTES = 256
 class Delivering:
     """Hands out the messages of one partition."""
 
-    __slots__ = ("_asked", "_first", "_sessions", "_space", "_time_to_live", "_to_tell")
+    __slots__ = ("_asked", "_due", "_first", "_places", "_sessions", "_space", "_time_to_live", "_to_tell")
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive, sessions: SessionLocks) -> None:
         self._space, self._time_to_live, self._sessions = space, time_to_live, sessions
         self._asked: dict[int, tuple[Subqueue, DemandBook]] = {}
         """Subqueues where a client has demand or holds messages that can be recalled. The others are
         skipped."""
+        self._places: dict[ClientId, tuple[int, ...]] = {}
+        """The subqueues in which each client has asked for messages: nearly always one. Thousands of clients
+        may go together, and a topic has thousands of subqueues."""
+        self._due: set[int] = set()
+        """Of the subqueues in `_asked`, those that `finish` looks at besides the changed ones: what clients
+        do may have an effect there, or the last cycle has not finished."""
         self._first = 0
         """The subqueue with which the next cycle begins, because the last one had no leases left for it."""
         self._to_tell: list[tuple[ClientId, int]] = []
@@ -57,7 +63,7 @@ class Delivering:
     def has_more(self) -> bool:
         """A client waits for available messages, or for recalls, because the cycle reached its limit."""
         return bool(self._asked) and any(
-            book and (subqueue.available or book.can_recall) for subqueue, book in self._asked.values()
+            book and (subqueue.available or book.can_recall) for _, subqueue, book in self._to_look_at()
         )
 
     @property
@@ -88,10 +94,18 @@ class Delivering:
             book.leave(client)
             space.answer(client, Withdrawn(space.number, subqueue.name))
         if demand.count > 0:
+            self._look_at(subqueue, book)
+            places = self._places.get(client, ())
+            if subqueue.number not in places:
+                self._places[client] = (*places, subqueue.number)
             book.ask(client, demand.count, demand.bytes_max)
-            self._asked[subqueue.number] = subqueue, book
             if demand.tell_unmet:
                 space.cycle.to_tell.append((client, subqueue.number))
+
+    def _look_at(self, subqueue: Subqueue, book: DemandBook) -> None:
+        """Let `finish` look at a subqueue."""
+        self._asked[subqueue.number] = subqueue, book
+        self._due.add(subqueue.number)
 
     def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
         """Withdraw a client's demand. A drain asks for the messages there are now, and then no more (§2.6.7),
@@ -108,6 +122,7 @@ class Delivering:
         self._recall(subqueue, book)
         if book.withdraw(client, is_owed=self._is_owed(subqueue, client)):
             space.answer(client, Withdrawn(space.number, subqueue.name))
+        self._due.add(subqueue.number)
         close_grant(space, client, subqueue.number)
         return True
 
@@ -124,6 +139,7 @@ class Delivering:
         space.cycle.work += len(recalled.tokens)
         returned = space.locks.unlock(recalled.tokens, space.arrived_ms)
         book.recalled(client)
+        self._due.add(subqueue.number)
         for other, references in returned:
             self._time_to_live.give_back(other, references)
         if returned:
@@ -137,8 +153,9 @@ class Delivering:
         space = self._space
         space.cycle.work += len(detach.unseen)
         returned = space.locks.unlock(detach.unseen, space.arrived_ms)
-        for _, book in self._asked.values():
-            book.detach(client)
+        for number in self._places.pop(client, ()):
+            space.books[number].detach(client)
+            self._due.add(number)
         for subqueue, references in returned:
             self._time_to_live.give_back(subqueue, references)
         self._sessions.detach(client)
@@ -256,6 +273,12 @@ class Delivering:
             subqueue.lock_by_number(found, lease)
             space.locks.start(lease)
 
+    def _to_look_at(self) -> list[tuple[int, Subqueue, DemandBook]]:
+        """The subqueues of `_asked` in which there may be something to do, and their numbers: a topic may
+        have thousands in which clients wait in vain."""
+        numbers = self._asked.keys() & (self._due | self._space.messages.work.changed.since_handed_out)
+        return [(number, *self._asked[number]) for number in numbers]
+
     def finish(self) -> None:
         """End the cycle by handing out available messages in each subqueue."""
         space, cycle = self._space, self._space.cycle
@@ -263,8 +286,11 @@ class Delivering:
             self._sessions.hand_out()
         cycle.granted_leases = 0  # so that withdrawals and sessions let nobody starve
         left_out: int | None = None
-        for number in sorted(self._asked, key=lambda number: (number < self._first, number)):
-            subqueue, book = self._asked[number]
+        looked_at = sorted(self._to_look_at(), key=lambda each: (each[0] < self._first, each[0]))
+        if not space.hands_out_later:
+            self._due.clear()
+            space.messages.work.changed.since_handed_out.clear()
+        for number, subqueue, book in looked_at:
             if book.is_empty:
                 if not book.is_held:
                     del self._asked[number]
@@ -278,6 +304,8 @@ class Delivering:
             for client in book.left(partial(self._is_owed, subqueue)):
                 space.answer(client, Withdrawn(space.number, subqueue.name))
                 close_grant(space, client, subqueue.number)
+            if book.has_leaving or (book and (subqueue.available or book.can_recall)):
+                self._due.add(number)
         self._first = left_out or 0
         self._to_tell += cycle.to_tell
         if not space.hands_out_later:  # else what is available now may be for other entities
@@ -328,7 +356,7 @@ class Delivering:
                 self._sessions.ask_again(grant, len(undone) + grant.void, size)
                 return
             book = space.books[lease.subqueue]
-            self._asked[lease.subqueue] = space.subqueues[lease.subqueue], book
+            self._look_at(space.subqueues[lease.subqueue], book)
             book.ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
             if (grant.client, lease.subqueue) in cycle.to_tell:
                 self._to_tell.append((grant.client, lease.subqueue))
@@ -381,6 +409,19 @@ class Delivering:
 
     def _new_lease(self, subqueue: Subqueue) -> Lease:
         return self._space.locks.new_lease(subqueue.number, self._space.locked_until_ms(subqueue))
+
+    def check(self, *, goes_on: bool) -> None:
+        """Assert between cycles that nobody waits in vain, and that clients are found when they go.
+        `goes_on`: whether the next cycle follows at once."""
+        due = {number for number, _, _ in self._to_look_at()}
+        places = {(client, number) for client, numbers in self._places.items() for number in numbers}
+        for number, book in self._space.books.items():
+            book.check()
+            subqueue = self._space.subqueues[number]
+            assert goes_on or not (subqueue.available and book), "messages are available while a client waits"
+            is_to_do = book.has_leaving or (book and (subqueue.available or book.can_recall))
+            assert number in due or not is_to_do, "somebody waits, and nobody looks"
+            assert places.issuperset((client, number) for client in book.clients())
 
 
 def _answer_bytes(reference: Reference) -> int:

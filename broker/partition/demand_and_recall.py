@@ -82,6 +82,11 @@ class DemandBook:
         return not (self._waiting or self._leaving or self._gone)
 
     @property
+    def has_leaving(self) -> bool:
+        """Some client has withdrawn, and is still to be told that this is complete."""
+        return bool(self._leaving or self._gone)
+
+    @property
     def is_held(self) -> bool:
         """Some client holds messages that can be recalled, or has a recall under way."""
         return bool(self._holders)
@@ -284,6 +289,10 @@ class DemandBook:
             self._recallable[client] = holder
         else:
             del self._holders[client]
+
+    def clients(self) -> set[ClientId]:
+        """Those that wait, or hold messages that can be recalled."""
+        return {*self._waiting, *self._holders}
 
     def check(self) -> None:
         """Assert the invariants above."""

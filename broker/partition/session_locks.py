@@ -39,6 +39,7 @@ from broker.partition.references import SessionHolder, SessionLock, bytes_of
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.timers import DueKeys, TimerWheel
+from broker.partition.waiting_clients import WaitingClients
 from broker.partition.workspace import Workspace
 
 SHARED_BY_MAX = 256
@@ -87,8 +88,8 @@ class SessionLocks:
         """Keys of locks that have come due and may have ended."""
         self._has_broken_off = False
         """The cycle reached its limit before all hungry sessions were given their messages."""
-        self._watches: dict[int, dict[ClientId, None]] = {}
-        """Clients to tell when a session becomes free, by the subqueue's number."""
+        self._watches = WaitingClients()
+        """Clients to tell when a session becomes free."""
 
     @property
     def has_more(self) -> bool:
@@ -189,16 +190,16 @@ class SessionLocks:
     def watch(self, client: ClientId, watch: WatchSessions) -> None:
         """Tell the client when a session with messages is free."""
         subqueue = self._space.messages.find(watch.subqueue)
-        self._watches.setdefault(subqueue.number, {})[client] = None
+        self._watches.add(client, subqueue.number)
 
     def tell_watchers(self) -> None:
         """Report free sessions. The answers leave with the cycle, so a client that then asks for one may be
         given messages that this cycle brought."""
         space = self._space
-        for number in list(self._watches):
+        for number in list(self._watches.numbers):
             subqueue = space.subqueues[number]
             if subqueue.sessions is not None and subqueue.sessions.free:
-                for client in self._watches.pop(number):
+                for client in self._watches.take(number):
                     space.answer(client, Arrived(space.number, subqueue.name))
 
     # --- holding --------------------------------------------------------------------------------------------
@@ -276,10 +277,7 @@ class SessionLocks:
                 del self._requests[session]
             self._refuse(client, accept, _session_locked(session.id))
         self._draining.pop(client, None)
-        for number, clients in list(self._watches.items()):
-            clients.pop(client, None)
-            if not clients:
-                del self._watches[number]
+        self._watches.forget(client)
         if found is None:
             return
         subqueue, session = found

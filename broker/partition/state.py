@@ -692,8 +692,4 @@ class Partition:
         self._space.locks.check()
         self._sessions.check()
         self._ahead.check()
-        for number, book in self._space.books.items():
-            book.check()
-            assert self.has_more or not (self._space.subqueues[number].available and book), (
-                "messages are available while a client waits"
-            )
+        self._delivering.check(goes_on=self.has_more)
