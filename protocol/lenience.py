@@ -26,11 +26,14 @@ A client that numbers its deliveries in order costs little. `native/delivery_ids
 stops at each frame that needs a decision: a transfer with another number or in several frames, the
 beginning or end of a link or session, or a disposition of many deliveries, or of some that do not exist.
 
-A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept,
-but all of a disposition of many deliveries or with a large state.
-Malformed frames are left for proton to refuse. From a frame of an impossible size on, the bytes of the
-connection pass unchanged. Proton still refuses a second delivery on a link whose first one is unfinished. If
-both have the same number or tag, they cannot be told apart and count as one.
+*Sessions and links* (`parts.py`) are counted here, because this file looks at each open, begin and attach.
+Proton takes some malformed ones, which could not be counted, so all of those are refused.
+
+A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept, but
+all of an open, an attach, and a disposition of many deliveries or with a large state. Other malformed frames
+are left for proton to refuse. From a frame of an impossible size on, the bytes of the connection pass
+unchanged. Proton still refuses a second delivery on a link whose first one is unfinished. If both have the
+same number or tag, they cannot be told apart and count as one.
 """
 
 from __future__ import annotations
@@ -44,7 +47,13 @@ from typing import Any
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, UInt, decode, encode
 from protocol.events import ErrorCondition
-from protocol.limits import DISPOSITION_BYTES_MAX, PERFORMATIVE_BYTES_MAX, RESOURCE_LIMIT
+from protocol.limits import (
+    DECODE_ERROR,
+    DISPOSITION_BYTES_MAX,
+    PERFORMATIVE_BYTES_MAX,
+    RESOURCE_LIMIT,
+    oversized,
+)
 from protocol.parts import Parts, parts_of
 from protocol.runs import address_of
 from protocol.sections import elements
@@ -52,6 +61,8 @@ from protocol.values import is_true, scalar, skip
 from protocol.wide_dispositions import WideDispositions
 
 _OPEN, _BEGIN, _ATTACH, _TRANSFER, _DISPOSITION, _DETACH, _END = 0x10, 0x11, 0x12, 0x14, 0x15, 0x16, 0x17
+_COUNTED = (_OPEN, _BEGIN, _ATTACH)
+"""What is counted before proton gets it (`parts.py`)."""
 _HEAD_BYTES_MAX = 1024 + 1024
 """Enough for the longest extended header (§2.3.1) and a transfer with a state."""
 _HEADER_BYTES = 8
@@ -259,7 +270,7 @@ class Lenience:
     def _replacement(self, data: bytes, offset: int, frame_bytes: int) -> tuple[bytes | None, int]:
         """What replaces the beginning of the frame at `offset`, and the size of that beginning. None leaves
         the frame as it is. Raises _CutOff if too little of it has arrived to tell."""
-        end, most = offset + frame_bytes, _HEAD_BYTES_MAX
+        end, most, code = offset + frame_bytes, _HEAD_BYTES_MAX, None
         head = data[offset : min(end, offset + most)]
         try:
             code, value = _performative(head, frame_bytes)
@@ -270,7 +281,11 @@ class Lenience:
         except (IndexError, struct.error, DecodeError):
             if end > len(data) and len(head) < most:
                 raise _CutOff from None
-            return None, 0  # proton refuses the frame, or takes no harm from it
+            if code in _COUNTED:
+                self.refusal = oversized(head, frame_bytes) or ErrorCondition(
+                    DECODE_ERROR, "an open, begin or attach that cannot be decoded"
+                )
+            return None, 0  # proton refuses any other frame, or takes no harm from it
 
     def _keep_from(self, data: bytes, end: int) -> int:
         """Keep what is left of a wide disposition, and the data behind it, from `end` on, for the next

@@ -20,6 +20,7 @@ from protocol.events import ErrorCondition
 from protocol.values import TooManyValues, count_values, skip
 
 RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
+DECODE_ERROR = "amqp:decode-error"
 
 BYTES_BEFORE_TOKEN = 64 * 1024
 """The most bytes before a token. A token has at most 8 KiB, and the official clients need some 2 KiB more."""

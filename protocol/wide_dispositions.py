@@ -30,7 +30,7 @@ from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, UInt
 from protocol.events import ErrorCondition, Outcome
 from protocol.heavy_states import LIGHT_BYTES, HeavyStates
-from protocol.limits import RESOURCE_LIMIT, oversized
+from protocol.limits import DECODE_ERROR, RESOURCE_LIMIT, oversized
 from protocol.sections import elements
 from protocol.values import is_true, scalar, skip
 
@@ -112,7 +112,7 @@ class WideDispositions:
         try:
             return self._replaced(head, value, session)
         except (DecodeError, IndexError, struct.error):
-            self.refusal = ErrorCondition("amqp:decode-error", "a disposition that cannot be decoded")
+            self.refusal = ErrorCondition(DECODE_ERROR, "a disposition that cannot be decoded")
             return None
 
     def _replaced(self, head: bytes, value: int, session: Any) -> bytes | None:

@@ -9,7 +9,7 @@ import pytest
 from protocol.codec import Symbol, UInt, ULong
 from protocol.engine import Engine
 from protocol.events import ConnectionClosed, ErrorCondition, Event, LinkAttached, LinkDetached
-from protocol.limits import RESOURCE_LIMIT
+from protocol.limits import DECODE_ERROR, RESOURCE_LIMIT
 from protocol.parts import VALUES_PER_PART, Parts
 from tests.support import raw_amqp as raw
 from tests.support.engine_peer import frames_of
@@ -139,7 +139,46 @@ def test_a_link_whose_handle_is_of_another_type_counts_as_well(handle: object) -
     fields: list[Any] = raw.receiver_attach(1, "queue")
     fields[1] = handle
     found = links(peer.say(raw.frame(raw.ATTACH, fields)))
-    assert peer.parts.count == peer.counted == 2 + 1 and found <= 1
+    assert peer.parts.count == peer.counted == 2 + 1 and found == 1
+
+
+def cut_list(code: int, fields: int) -> bytes:
+    """A performative whose list says that it has so many fields, and holds four."""
+    body = (
+        bytes.fromhex("0200 0001 0053")
+        + bytes((code,))
+        + bytes((0xC0, 0x0A, fields))
+        + bytes.fromhex("40 43 70 00001000 5264")
+    )
+    return (4 + len(body)).to_bytes(4, "big") + body
+
+
+NAMED_ONLY = raw.frame(raw.ATTACH, ["a link"])
+"""An attach that ends after the name. Proton takes the handle to be 0."""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [cut_list(raw.BEGIN, 8), cut_list(raw.BEGIN, 200), NAMED_ONLY],
+    ids=["begin", "long begin", "attach"],
+)
+def test_what_cannot_be_read_begins_no_session_and_no_link(said: bytes) -> None:
+    """Symptom: proton takes such frames, and nobody had counted them. The kernel ended the broker, which was
+    short of memory, when clients began thousands of sessions or links in this way."""
+    peer = Bounded()
+    sender: list[Any] = raw.sender_attach(9, "queue")
+    sender[0] = "sender"
+    (attached,) = [each for each in peer.say(raw.frame(raw.ATTACH, sender)) if isinstance(each, LinkAttached)]
+    peer.engine.accept_link(attached.link)
+    peer.engine.grant(attached.link, 10)
+    peer.engine.output()
+    peer.say(raw.frame(raw.TRANSFER, [UInt(9), UInt(0), b"t", UInt(0), False, True], b"\0Su\xa0\1a"))
+    before = peer.parts.count
+    events = peer.say(said, attach(1), attach(2))
+    (closed,) = [each for each in events if isinstance(each, ConnectionClosed)]
+    assert closed.error is not None and closed.error.condition == DECODE_ERROR
+    assert links(events) == 0 and peer.parts.count == peer.counted == before
+    assert peer.engine.session_count == 1 and peer.engine.link_count == 1
 
 
 def test_values_of_an_open_count() -> None:
