@@ -288,7 +288,7 @@ class Lenience:
             return None, 0  # proton refuses any other frame, or takes no harm from it
 
     def _keep_from(self, data: bytes, end: int) -> int:
-        """Keep what is left of a wide disposition, and the data behind it, from `end` on, for the next
+        """Keep the data from `end` on, and before it what is left of a wide disposition, for the next
         `incoming`. Returns the end of the data that is not kept."""
         self._first = self.wide.take_rest()
         if end < len(data):

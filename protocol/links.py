@@ -64,7 +64,7 @@ class Link:
     partial_is_batch: bool = False
     """Whether that message is a Service Bus batch."""
     parts: int = 0
-    """How much memory it takes (`parts.py`)."""
+    """How many parts it counts as (`parts.py`)."""
     peer_closed: bool = False
     """Whether the peer has closed the link instead of just detaching it."""
     gone: bool = False

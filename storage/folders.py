@@ -242,8 +242,8 @@ def _refuse_copies(
 ) -> None:
     """Raise WrongFolders if a folder is still where it was, but another one that says the same of itself is
     named: one of the two is a copy, perhaps an old one. If that goes for all named folders, they are a copy
-    of the whole broker, and may be used as one of their own. A folder that is named where it was belongs to
-    the original, even if it does not say whose it is: its disk may not be mounted.
+    of the whole broker, and may be used as a broker of its own. A folder that is named where it was belongs
+    to the original, even if it does not say whose it is: its disk may not be mounted.
 
     Once a copy was used, the files differ in where the folder was: each of their lists is looked at.
     """

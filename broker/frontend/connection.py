@@ -68,8 +68,8 @@ EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 2
 the clock. An attach costs 0.1 ms in each of the two steps, and credit on a queue with 16 partitions that
 nobody has used costs 1 to 2 ms in the second."""
 PARTS_BEGUN_AT_ONCE = 4
-"""How many sessions and links proton gets at once. Those that it has are served whatever memory is in use
-then, and hundreds of connections may have some."""
+"""How many parts may begin before proton gets them. Until it has them, memory in use does not show them, and
+hundreds of connections may have some."""
 ENDED_AT_ONCE = 8
 """How many links to end in one turn. The partitions take ten times as long for it as the connection."""
 FEW = 8
@@ -194,7 +194,7 @@ class Connection:
         self.flush_soon()
 
     def _received(self, data: bytes) -> list[Event]:
-        """All events of these bytes: there is no other turn for what the engine would keep."""
+        """All events of these bytes. Nobody calls again for what the engine keeps, so take it now."""
         events = self.engine.receive(data)
         while self.engine.has_more:
             events += self.engine.receive(b"")

@@ -26,8 +26,8 @@ STRANGERS_MAX = 64
 CUT_OFF_AT_ONCE = 200
 """At most so many clients are cut off at a time, four times a second."""
 PARTS_MAX = 32
-"""Sessions and links that a connection may have even then. Official clients use fewer than ten for each queue
-that they work with."""
+"""Sessions and links that a connection may have while the process is crowded. Official clients use fewer than
+ten for each queue that they work with."""
 PARTS_AT_ONCE = 5_000
 """Connections with so many of them together, about 18 MiB, are cut off at a time: faster than clients can
 begin others, and no faster, because ending them takes time, too."""
@@ -53,7 +53,7 @@ def make_room_in_memory(services: Services) -> None:
             break
         parts += own
         engine = connection.engine
-        counts = {"sessions": engine.session_count, "links": engine.link_count}
+        counts = {"sessions": engine.session_count, "links": engine.link_count, "parts": own}
         services.sparing.info(log, "connection.cut_off", peer=connection.peer, **counts)
         connection.cut_off()
 

@@ -34,8 +34,8 @@ can hold 5,000 on each link."""
 FREED_AT_ONCE = 8
 """How many steps of freeing the engine are taken at once. A connection with few links needs four or five."""
 SESSIONS_AT_ONCE = 16
-"""With more sessions, none is taken at once: 249 sessions take 0.6 ms, and hundreds of connections may be
-lost in one turn."""
+"""With more sessions, the engine is freed in slices from the start: 249 sessions take 0.6 ms, and hundreds of
+connections may be lost in one turn."""
 
 
 class Departure:

@@ -58,7 +58,7 @@ READ_BYTES_MAX = 1024 * 1024
 """The most to read from a client at once. What is read at once goes to the partitions at once, and a `Send`
 costs as much as dozens of messages, so eight messages of 16 KiB are too few."""
 WAITING_BYTES_MAX = 32 * 1024 * 1024
-"""The bound on what waits in all inboxes, unless less memory is allowed."""
+"""The bound on what waits in all inboxes, or an eighth of the memory mark if that is less."""
 JOINED_BYTES_MAX = 2 * 1024
 """Chunks are joined up to this size: a WebSocket brings chunks of any size, and each separate one takes at
 least 60 bytes of memory."""

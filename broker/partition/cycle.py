@@ -93,15 +93,16 @@ class Cycle:
         """Nothing more is handed out of that subqueue: expired messages lie there that do not fit into the
         cycle."""
         self.granted_leases = 0
-        """Clients that were given messages by its operations, or after them."""
+        """Leases granted since this was last set to 0: by the operations, for the sessions of a subqueue, or
+        at the end."""
         self.recalls = 0
         """Clients that messages were recalled from because others wait."""
         self.work = 0
         """Messages that the operations have sent, settled or looked at."""
         self.merging_room = MergingRoom()
         self.ended_leases = self.ended_locks = 0
-        """Leases and locks of sessions that have ended, and locks of messages: their time was over, or their
-        holder has gone."""
+        """Leases and locks of sessions that have ended, as their time was over or their holder has gone, and
+        locks of messages. Those of a session's messages count as two."""
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []

@@ -25,14 +25,15 @@ class Bounds:
     granted_max: int = 2048
     """Messages looked at in each subqueue in order to hand them out, including those that cannot be."""
     granted_leases_max: int = 32
-    """Clients that are given messages. A client that is given one takes as long as another that is given some
+    """Clients that are given messages by the cycle's operations, and as many again for the sessions of each
+    subqueue, and at its end. A client that is given one takes as long as another that is given some
     dozens: it has a lease of its own here, and an answer that goes out on a link of its own."""
     recalls_max: int = 256
     """Clients that messages are recalled from because others wait. Each of them answers."""
     ended_locks_max: int = 2048
-    """Locks that end: they expire, a delay ends, or messages of a session come back from its holder. The
-    lease that reaches the limit is the last one to end in the cycle, and ends in part if it is of a
-    session."""
+    """Locks that end: they expire, a delay ends, or messages of a session come back from its holder, each of
+    which counts as two (`giving_back.LOCKS_EACH`). The lease that reaches the limit is the last one to end in
+    the cycle, and ends in part if it is of a session."""
     ended_leases_max: int = 256
     """Leases, and locks of sessions, that end. Many leases of one message each take much longer than one
     lease of as many messages."""

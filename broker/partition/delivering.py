@@ -284,7 +284,7 @@ class Delivering:
         space, cycle = self._space, self._space.cycle
         if not space.hands_out_later:
             self._sessions.hand_out()
-        cycle.granted_leases = 0  # so that withdrawals and sessions let nobody starve
+        cycle.granted_leases = 0  # else withdrawals and sessions could use it up in every cycle
         left_out: int | None = None
         looked_at = sorted(self._to_look_at(), key=lambda each: (each[0] < self._first, each[0]))
         if not space.hands_out_later:

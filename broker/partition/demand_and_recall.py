@@ -66,7 +66,8 @@ class DemandBook:
         self._eager: dict[ClientId, Waiter] = _NO_WAITERS
         """In the order of their latest demand."""
         self._leaving: dict[ClientId, Waiter] = _NO_WAITERS
-        """Clients that have withdrawn, while recalls made for them are under way."""
+        """Clients that have withdrawn and may still get something: recalls are under way or can begin, or
+        this cycle had nothing left to give them."""
         self._holders: dict[ClientId, Holder] = _NO_HOLDERS
         self._recallable: dict[ClientId, Holder] = _NO_HOLDERS
         self._awaited: dict[ClientId, Holder] = _NO_HOLDERS

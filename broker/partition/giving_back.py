@@ -1,12 +1,12 @@
-"""Gives back what those who held a message session have left, a bounded number of messages per cycle. Pure.
+"""Gives back the messages of clients that no longer hold their session, a bounded number per cycle. Pure.
 
 A holder goes, or its session's lock ends (`session_locks.py`). It may hold tens of thousands of messages, so
 they come back over several cycles, within the limits that all locks share (`cycle_bounds.py`). From the first
 moment, the holder can settle none of them, and until all are back, the session's messages are given to
-nobody: so nobody sees this but by the time that it takes.
+nobody, so clients notice only the time that it takes.
 
 After a crash in between, the messages that were not given back yet are as free as after any other crash, and
-their delivery has not failed.
+no delivery is counted for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 
 LOCKS_EACH = 2
-"""How many locks the end of one of a session counts as: it takes almost twice as long as that of another."""
+"""What the end of one message's lock counts as if it came with a session: it takes almost twice as long."""
 GONE_MS = -1
 """When the locks of a holder that has gone end: before every operation."""
 _NUMBER = attrgetter("sequence_number")
@@ -41,7 +41,7 @@ class _Leaving:
         self.has_failed = has_failed
         """The deliveries of its messages have failed."""
         self.leases = list(holder.leases)
-        """Those that are left, the next one last."""
+        """Those still to be given back; the next one is last."""
         self.leases.reverse()
 
 
@@ -70,8 +70,8 @@ class GivingBack:
             self._leaving.append(_Leaving(subqueue, session, holder, has_failed))
 
     def go_on(self) -> list[tuple[Subqueue, MessageSession]]:
-        """Give back as much as the cycle allows. Returns the sessions of which nobody has anything to give
-        back any more. Holders take turns, so that nobody waits for one that had very much."""
+        """Give back as much as the cycle allows. Returns the sessions whose messages are all back.
+        Holders take turns, so that nobody waits for one that had very much."""
         done: list[tuple[Subqueue, MessageSession]] = []
         while self._leaving and self._has_room:
             leaving = self._leaving.popleft()

@@ -68,7 +68,7 @@ class Mailbox:
         self.accepting: dict[ClientId, Waiting] = {}
         """Clients that have asked for a session, and what they asked: the answer may take several cycles."""
         self.withdrawing: dict[ClientId, Waiting] = {}
-        """The same for clients that withdraw their demand."""
+        """Clients that have withdrawn, and their operation, until they hear `Withdrawn`."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)

@@ -158,7 +158,7 @@ class Lease:
         """The client that the messages can be recalled from; None if it asked for these messages by
         number."""
         self.until_ms = until_ms
-        """Of no use if it ends with a session."""
+        """With a session: what the client is told. `session.until_ms` decides."""
         self.is_delay = False
         """No client has locked the messages: they are offered again when this lease ends (`delays.py`)."""
         self.session = session
@@ -186,7 +186,8 @@ class Holder:
 
 
 class SessionLock:
-    """The lock of a message session. It stays until its holders, and those that have gone, hold nothing."""
+    """The lock of a message session. It stays while somebody holds the session, and then until what former
+    holders had is back."""
 
     __slots__ = ("holders", "is_shared", "key", "leaving", "token", "until_ms")
 

@@ -8,8 +8,8 @@ token (the non-exclusive filter of the .NET client).
 Locks are volatile, like those of messages: a restart frees all sessions. When a lock ends, the session's
 locked messages have had a failed delivery, and each holder is told (`SessionLost`). When a holder detaches,
 its unsettled messages go back, and no delivery is counted. In both cases they may come back over several
-cycles (`giving_back.py`). Meanwhile the lock stays, without holders if it has ended. A client that accepts
-the session by name waits for its end.
+cycles (`giving_back.py`). Meanwhile the lock stays, without holders if it has ended. While nobody holds it, a
+client that accepts the session by name waits until all is back.
 
 A lock ends at exactly the millisecond that the client was told, whether or not its timer has fired. An
 operation counts if it arrived before that (`Workspace.arrived_ms`).
@@ -81,7 +81,8 @@ class SessionLocks:
         self._requests: dict[MessageSession, dict[ClientId, AcceptSession]] = {}
         """What these clients have asked for, the one that has waited longest first."""
         self._draining: dict[ClientId, None] = {}
-        """Holders that have withdrawn, and whose demand did not fit into the cycle."""
+        """Holders that have withdrawn and may still be given something: the cycle had no room, or others are
+        giving messages back."""
         self._giving_back = GivingBack(space, time_to_live)
         self._ends = TimerWheel(space.bounds.tick_ms, self._by_key.__contains__)
         self._ended = DueKeys()
@@ -315,7 +316,8 @@ class SessionLocks:
         return cycle.ended_locks - ended
 
     def _free(self, subqueue: Subqueue, session: MessageSession) -> None:
-        """The session has no lock any more: the client that waits for it longest gets it."""
+        """The session has no lock any more. The client that has waited longest gets it, those that share it
+        join, and the others are refused."""
         assert subqueue.sessions is not None
         session.lock = None
         subqueue.sessions.review(session)

@@ -15,10 +15,10 @@ nothing new since they were opened, are closed within seconds, and clients that 
 empty ones (`Entity.spares`).
 
 Connections, sessions and links take memory that no refused send bounds. `frontend/crowds.py` ends some of
-them above the mark, and more of them while the process is far above it (`crowded`). Clients can begin
-sessions and links faster than memory is looked at now and then, 180 MiB a second. So each one is admitted
-(`admit_parts`), and memory is looked at whenever those since the last look may have taken half of what is
-left until then.
+them above the mark, and more of them while the process is far above it (`crowded`). Clients can take 180 MiB
+a second with sessions and links, too fast for four looks a second. So each one is admitted (`admit_parts`),
+and memory is looked at whenever those since the last look may have taken half of what was left until the
+process is crowded.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
 But until its client settles it, a delivery takes several times as much memory as the waiting message. So
@@ -65,7 +65,7 @@ PARTS_UNSEEN = 32
 PARTS_SHARE = 1 / 32
 """The part of the mark that new sessions and links may take while the process is crowded, at 4 KiB each."""
 PARTS_SPARE_MIN = 1_024
-"""The least that they may be."""
+"""The least number that may be new, however small the mark."""
 UNSETTLED_ABOVE_MARK_MAX = 100
 """Deliveries that a link may hold unsettled while the mark is exceeded: 300 receivers take about 40 MiB."""
 DELIVERY_BYTES = 1536
@@ -156,8 +156,8 @@ class Memory:
         self.connections = 0
         """Open connections. Their owner keeps this number."""
         self.parts = self.sessions_and_links = 0
-        """Those of all connections. Parts also stand for values of their attaches, most of which proton keeps
-        as bytes until they are asked for (`protocol/parts.py`)."""
+        """Those of all connections. Parts also stand for values (`protocol/parts.py`), many of which proton
+        never decodes, so only sessions and links count as memory that is freed."""
         self._parts_max = 0
         """How many there may be while the process is crowded."""
         self._parts_unseen = 0
