@@ -155,6 +155,7 @@ class Delivering:
         returned = space.locks.unlock(detach.unseen, space.arrived_ms)
         for number in self._places.pop(client, ()):
             space.books[number].detach(client)
+            close_grant(space, client, number)  # else a full disk would give it back its demand
             self._due.add(number)
         for subqueue, references in returned:
             self._time_to_live.give_back(subqueue, references)

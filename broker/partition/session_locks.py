@@ -42,7 +42,7 @@ from broker.partition.timers import DueKeys, TimerWheel
 from broker.partition.waiting_clients import WaitingClients
 from broker.partition.workspace import Workspace
 
-SHARED_BY_MAX = 256
+SHARED_BY_MAX = 100
 """How many clients may hold a session together: each is looked at whenever one joins, asks or renews."""
 
 
@@ -237,6 +237,7 @@ class SessionLocks:
         self._enter(subqueue, session, lock)
         for holder in lock.holders.values():
             holder.until_ms = lock.until_ms
+        space.cycle.work += len(lock.holders)
         space.answer(client, SessionRenewed(lock.until_ms, renew.cookie))
 
     # --- the end of a lock ----------------------------------------------------------------------------------
@@ -422,7 +423,7 @@ class SessionLocks:
                 lock = session.lock
                 assert lock is not None
                 for client, holder in list(lock.holders.items()):
-                    if has_granted_enough(self._space):
+                    if has_granted_enough(self._space) or session not in sessions.hungry:
                         break
                     if holder.count:
                         self._hand_to(subqueue, session, holder)

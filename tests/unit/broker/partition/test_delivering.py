@@ -340,6 +340,22 @@ async def test_messages_that_a_full_disk_refuses_are_not_locked() -> None:
     assert isinstance(sent, Failed) and isinstance(locked, Locked) and not locked.tokens
 
 
+async def test_who_goes_while_a_full_disk_refuses_what_it_was_given_wants_nothing_any_more() -> None:
+    """Symptom: the client had its demand back, and the next 500 messages were locked for nobody."""
+    harness = Harness()
+    await harness.do(1, Demand(MAIN, 500))
+    harness.log.fill_disk()
+    harness.post(2, Send([b"refused"], None))
+    harness.post(3, Demand(MAIN, 1))
+    harness.post(3, Withdraw(MAIN))  # hands out: the first client has waited longer
+    harness.post(1, Detach())
+    await harness.until_quiet()
+    assert one(harness.take(2), Failed).reason is Reason.DISK_FULL
+    harness.log.empty_disk()
+    await harness.send(b"next")
+    assert (await harness.receive(4)).messages == [b"next"]
+
+
 async def test_messages_of_sessions_are_not_locked_one_after_the_other() -> None:
     harness = Harness(QueueSettings(requires_session=True))
     failed = one(await harness.do(1, LockNext(MAIN, 1, 1_000, 1_000)), Failed)
