@@ -31,6 +31,7 @@ from broker.frontend.pace import MESSAGE_COST
 from broker.frontend.request_tasks import RequestTasks
 from broker.frontend.room import make_room_to_open
 from broker.frontend.services import Services
+from broker.frontend.session_holders import SessionHolders
 from broker.frontend.slow_readers import Allowance
 from broker.frontend.strangers import network_of
 from broker.frontend.token_expiry import Tokens
@@ -108,6 +109,8 @@ class Connection:
             parts=self.parts,
         )
         self.browse_page = asyncio.Semaphore(1)
+        self.session_holders = SessionHolders()
+        self.is_cut_off = False
         """Held while a page of messages is read for this client to look at."""
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""
@@ -566,6 +569,7 @@ class Connection:
 
     def cut_off(self) -> None:
         """Others need the place of this connection: end it at once."""
+        self.is_cut_off = True
         self.stream.abort()
 
     def leave(self) -> None:

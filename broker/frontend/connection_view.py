@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from broker.access.sas import Claim
 from broker.base.errors import Refused
 from broker.frontend.services import Services
+from broker.frontend.session_holders import SessionHolders
 from broker.frontend.slow_readers import Output
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.transactions import Transactions
@@ -55,6 +56,7 @@ class ConnectionView(Output, Protocol):
     container_id: str
     cache: ReceiveCache
     """The bound that all receivers of the connection share."""
+    session_holders: SessionHolders
     browse_page: asyncio.Semaphore
     """Held while a page of messages is read for this client to look at."""
     transactions: Transactions

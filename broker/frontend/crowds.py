@@ -65,5 +65,9 @@ def may_have(memory: Memory, own: int, more: int, objects: int) -> bool:
 
 
 def _parts(connection: Client) -> int:
+    """What a connection gives back if it is cut off; nothing if it was already: its memory is freed by and
+    by, and meanwhile others have to go, too."""
+    if connection.is_cut_off:
+        return 0
     engine = connection.engine
     return max(connection.parts.count, engine.session_count + engine.link_count)

@@ -16,6 +16,7 @@ from broker.base.errors import Refused
 from broker.base.few import Few
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
+from broker.base.pace import Pace as WorkPace
 from broker.base.slices import Slices
 from broker.frontend.byte_stream import ByteStream
 from broker.frontend.departure import SLICE_S
@@ -55,6 +56,8 @@ class Client(Newcomer, Reading, Output, Protocol):
     """Its sessions and links."""
     stream: ByteStream
     peer: str
+    is_cut_off: bool
+    """Others needed its place, so it ends."""
 
     @property
     def served(self) -> ServedNamespace:
@@ -108,6 +111,8 @@ class Services:
         self.usual_buffer = self.read_buffer[:READ_BYTES]
         """The part of it that is used for most reads."""
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
+        self.request_pace = WorkPace()
+        """Requests of all connections begin at this pace."""
         self.inflight = Inflight(traffic_bytes(settings.total_inflight_bytes_max, memory.mark))
         self.transactions = AllTransactions(
             settings, traffic_bytes(settings.total_transaction_bytes_max, memory.mark), metrics

@@ -133,7 +133,13 @@ class SessionLink(OutgoingLink):
             },
             source_filter=asked.answer(held),
         )
+        connection.session_holders.enter(self)
         held.on_lost(self.session_lost)
+
+    def detached(self) -> None:
+        """As other outgoing links. Management requests find the session no more."""
+        self._connection.session_holders.leave(self)
+        super().detached()
 
     def session_lost(self) -> None:
         """Close the link: the session's lock has ended."""

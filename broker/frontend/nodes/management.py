@@ -55,7 +55,6 @@ from broker.frontend.nodes.session_requests import (
     renew_session_lock,
     session_lock_ended,
     session_of,
-    session_of_link,
     set_session_state,
 )
 from broker.frontend.nodes.stream_requests import (
@@ -152,7 +151,8 @@ class ManagementNode:
             body = {str(key): value for key, value in request.body.items()}
             if name == RECEIVE and body.get("session-id") is None:  # the Go client names its link instead
                 link_name = request.properties.get("associated-link-name")
-                body["session-id"] = session_of_link(self._connection, self._entity, link_name)
+                holders = self._connection.session_holders
+                body["session-id"] = holders.session_of(self._entity, link_name)
             if cost := cost_of(str(name)):
                 self._admit(cost, frees_memory=str(name) in FREES_MEMORY)
             if txn_id is not None:

@@ -246,6 +246,7 @@ class RequestLink:
 
     async def _answer(self, request: Request, is_page: bool) -> None:
         try:
+            await self._connection.services.request_pace.begin()  # clients may send a thousand at once
             if is_page:
                 await self._node.answer_page(request, self._connection)
             else:

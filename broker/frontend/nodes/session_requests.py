@@ -14,7 +14,6 @@ from typing import Any
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
-from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import no_session
 from broker.frontend.nodes.bodies import integer
 from broker.identifiers import ClientId, decode_session_id, encode_session_id, partition_of
@@ -68,15 +67,6 @@ def _given(body: dict[str, Any]) -> str | None:
     return session_id
 
 
-def session_of_link(connection: ConnectionView, entity: Entity, name: object) -> str | None:
-    """The session that a link of this connection holds, by the link's name; None if there is no such link."""
-    for link in connection.engine.links():
-        context = link.context
-        if isinstance(context, SessionLink) and link.name == name and context.queue is entity:
-            return context.session_id
-    return None
-
-
 def deleted_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
     """The session whose messages a request deletes; None if it deletes those of all sessions.
 
@@ -109,20 +99,14 @@ def needed_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> st
 
 def holder_of(connection: ConnectionView, entity: Entity, subqueue: str, session_id: str) -> ClientId:
     """The link of this connection that holds a session. Raises Refused(SESSION_LOCK_LOST)."""
-    for link in connection.engine.links():
-        context = link.context
-        if (
-            isinstance(context, SessionLink)
-            and not link.gone
-            and context.queue is entity
-            and context.subqueue == subqueue
-            and context.session_id == session_id
-        ):
-            return context.client
-    raise Refused(
-        Reason.SESSION_LOCK_LOST,
-        f"No receiver of this connection holds the lock of session '{session_id}'. Accept the session again.",
-    )
+    holder = connection.session_holders.holding(entity, subqueue, session_id)
+    if holder is None:
+        raise Refused(
+            Reason.SESSION_LOCK_LOST,
+            f"No receiver of this connection holds the lock of session '{session_id}'. Accept the session "
+            "again.",
+        )
+    return holder
 
 
 def session_lock_ended(session_id: str) -> Refused:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from broker.frontend.crowds import PARTS_MAX, STRANGERS_MAX
+from broker.frontend.crowds import PARTS_AT_ONCE, PARTS_MAX, STRANGERS_MAX, make_room_in_memory
 from broker.frontend.room import CONNECTIONS_IN_A_CROWD
 from protocol.codec import Symbol, UInt
+from protocol.parts import Parts
 from storage.disk import LocalDisk
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import queue
@@ -117,3 +121,29 @@ def test_far_above_the_memory_mark_a_crowd_with_credentials_grows_no_more(tmp_pa
             stack.enter_context(raw.opened(port))
         with pytest.raises(ConnectionEnded):
             stack.enter_context(raw.opened(port))
+
+
+async def test_who_was_cut_off_makes_room_once_and_others_follow() -> None:
+    """Symptom: a connection with thousands of links, which are freed by and by, was cut off 22 times, and
+    nobody else was while it lasted."""
+    cut: Counter[str] = Counter()
+
+    class Large:
+        is_cut_off = False
+
+        def __init__(self, peer: str) -> None:
+            self.peer, self.parts = peer, Parts()
+            self.parts.count = PARTS_AT_ONCE
+            self.engine = SimpleNamespace(session_count=1, link_count=PARTS_AT_ONCE - 1)
+
+        def cut_off(self) -> None:
+            self.is_cut_off = True
+            cut[self.peer] += 1
+
+    memory = SimpleNamespace(limited=True, crowded=True)
+    sparing = SimpleNamespace(info=lambda *given, **more: None)
+    services: Any = SimpleNamespace(memory=memory, strangers=[], sparing=sparing)
+    services.connections = {Large("a"), Large("b"), Large("c")}
+    for _ in range(5):
+        make_room_in_memory(services)
+    assert cut == {"a": 1, "b": 1, "c": 1}

@@ -3,6 +3,7 @@ over links."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.base.pace import PACE_S, Pace
+from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import Request, Response, decode_request, encode_response
 from protocol.codec import (
     Array,
@@ -24,6 +27,34 @@ from protocol.codec import (
     decode,
     encode,
 )
+from tests.support import raw_amqp as raw
+from tests.support.management_bench import bench
+
+
+async def test_requests_that_come_together_begin_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a client that ignores credit sent 1,000 requests at once, and all of them began in one turn of
+    the event loop: 41 ms."""
+    work = await bench()
+    now_s, begun = 0.0, 0
+
+    async def respond(node: ManagementNode, request: Request) -> Response:
+        nonlocal now_s, begun
+        now_s, begun = now_s + PACE_S / 4, begun + 1
+        return Response({"statusCode": 200})
+
+    monkeypatch.setattr(ManagementNode, "respond", respond)
+    work.stack.services.request_pace = Pace(lambda: now_s)
+    work.client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
+    for number in range(40):
+        request = sections((0x74, {"operation": "com.microsoft:peek"}), (0x77, {}))
+        work.client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
+    steps: list[int] = []
+    while begun < 40:
+        before = begun
+        await asyncio.sleep(0)
+        steps.append(begun - before)
+        assert len(steps) < 1_000
+    assert max(steps) == 4
 
 
 def sections(*parts: tuple[int, Any]) -> bytes:
