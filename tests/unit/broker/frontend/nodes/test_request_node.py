@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base.pace import PACE_S, Pace
+from broker.frontend.connection import Connection
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import Request, Response, decode_request, encode_response
 from protocol.codec import (
@@ -27,7 +28,9 @@ from protocol.codec import (
     decode,
     encode,
 )
+from protocol.events import MessagesReceived
 from tests.support import raw_amqp as raw
+from tests.support.link_stack import until
 from tests.support.management_bench import bench
 
 
@@ -55,6 +58,38 @@ async def test_requests_that_come_together_begin_over_several_turns(monkeypatch:
         steps.append(begun - before)
         assert len(steps) < 1_000
     assert max(steps) == 4
+
+
+@pytest.mark.parametrize("settled", [True, False])
+async def test_a_client_whose_time_is_used_up_goes_on_in_a_later_turn(
+    settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: 1,000 requests of a client that ignores credit were decoded in one turn: 40 ms."""
+    work = await bench()
+    asked: list[Any] = []
+
+    async def respond(node: ManagementNode, request: Request) -> Response:
+        asked.append(request.message_id)
+        return Response({"statusCode": 200})
+
+    monkeypatch.setattr(ManagementNode, "respond", respond)
+    work.client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
+    (link,) = work.client.connection.engine.links()
+    requests = [
+        sections((0x73, [number, None]), (0x74, {"operation": "com.microsoft:x"})) for number in range(50)
+    ]
+    deliveries: list[Any] = [] if settled else list(range(50))
+    accepted: list[Any] = []
+    monkeypatch.setattr(work.client.connection.engine, "accept", accepted.extend)
+    event = MessagesReceived(link, deliveries, requests, settled, False)
+    monkeypatch.setattr(Connection, "is_late", True)
+    calls = 1
+    while not link.context.received(event):
+        calls += 1
+        assert calls < 50
+    assert calls == 4, "15 at a time"
+    await until(lambda: len(asked) == 50)
+    assert asked == list(range(50)) and accepted == ([] if settled else list(range(50)))
 
 
 def sections(*parts: tuple[int, Any]) -> bytes:
