@@ -84,6 +84,15 @@ def test_a_link_that_the_broker_has_closed_counts_until_the_peer_has_detached_it
     assert peer.counted == 1
 
 
+def test_a_link_that_the_broker_has_closed_counts_no_more_when_the_peer_has_ended_its_session() -> None:
+    peer = Bounded()
+    (attached,) = [event for event in peer.say(attach(0)) if isinstance(event, LinkAttached)]
+    peer.engine.refuse_link(attached.link, ErrorCondition("amqp:not-found", ""))
+    peer.engine.output()
+    peer.say(raw.frame(raw.END, []))
+    assert peer.parts.count == peer.counted == peer.parts.objects == peer.objects == 0
+
+
 def test_values_that_are_kept_with_a_link_count() -> None:
     """Symptom: 1,800 links, 30 on each connection, took 230 MiB."""
     peer = Bounded()
@@ -222,3 +231,11 @@ def test_only_so_many_begin_before_proton_has_them() -> None:
     while peer.engine.has_more:
         counts.append(links(peer.say()))
     assert counts == [32, 32, 32, 4]
+
+
+def test_links_with_many_values_are_as_many_parts_when_few_begin_at_once() -> None:
+    peer = Bounded(at_once=32)
+    counts = [links(peer.say(*(attach(handle, values=NULLS) for handle in range(5))))]
+    while peer.engine.has_more:
+        counts.append(links(peer.say()))
+    assert counts == [2, 2, 1]

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from broker.frontend.crowds import PARTS_AT_ONCE, PARTS_MAX, STRANGERS_MAX, make_room_in_memory
+from broker.frontend.crowds import PARTS_AT_ONCE, PARTS_MAX, STRANGERS_MAX, make_room_in_memory, may_have
 from broker.frontend.room import CONNECTIONS_IN_A_CROWD
+from broker.throttle.memory_mark import Memory
 from protocol.codec import Symbol, UInt
 from protocol.parts import Parts
 from storage.disk import LocalDisk
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
+from tests.support.link_stack import LinkStack
 from tests.support.raw_amqp import ConnectionEnded, RawConnection
 
 WITHIN_S = 30.0
@@ -90,6 +92,34 @@ def test_far_above_the_memory_mark_links_with_many_values_count_as_more(tmp_path
         client.send(raw.frame(raw.ATTACH, [fields[0] + "2", UInt(2), *fields[2:]]))
         closed = client.read_until(raw.CLOSE, within_s=WITHIN_S)
         assert raw.condition_of(closed) == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.parametrize(
+    ("links", "counted", "is_cut_off"),
+    [(1, PARTS_MAX, False), (1, PARTS_MAX + 1, True), (PARTS_MAX - 1, 0, False), (PARTS_MAX, 0, True)],
+)
+async def test_a_client_is_as_large_as_what_was_counted_or_as_what_proton_has_of_it(
+    links: int, counted: int, is_cut_off: bool
+) -> None:
+    """The values of few links may take more than many links, and links that were not counted take memory,
+    too."""
+    stack = LinkStack()
+    client = await stack.connect()
+    client.say(*(raw.frame(raw.ATTACH, raw.receiver_attach(handle, "queue")) for handle in range(links)))
+    await client.hear()
+    assert client.connection.engine.session_count + client.connection.engine.link_count == 1 + links
+    client.connection.parts.count = counted
+    stack.memory.limited = stack.memory.crowded = True
+    make_room_in_memory(stack.services)
+    assert client.stream.aborted is is_cut_off
+
+
+def test_what_a_client_may_have_counts_with_its_values_and_its_sessions_and_links_without() -> None:
+    memory = Memory(1 << 30, lambda: 0, lambda: 0)
+    assert may_have(memory, 0, 29, 1) and may_have(memory, 29, 1, 1)
+    assert (memory.parts, memory.sessions_and_links) == (30, 2)
+    assert may_have(memory, 30, -29, -1)
+    assert (memory.parts, memory.sessions_and_links) == (1, 1)
 
 
 def test_above_the_memory_mark_few_clients_without_a_credential_stay(tmp_path: Path) -> None:

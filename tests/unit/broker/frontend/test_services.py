@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from protocol.codec import Symbol
+from tests.support import raw_amqp as raw
 from tests.support.link_stack import LinkStack
 from tests.support.waiting import WAIT_S, until
 
@@ -28,6 +30,19 @@ async def test_connections_are_counted_while_they_last() -> None:
     second.connection.connection_lost()
     await asyncio.wait_for(alone, WAIT_S)
     assert shown() == [0, 2, 2, 0]
+
+
+async def test_what_a_connection_had_counts_no_more_when_it_is_gone() -> None:
+    stack = LinkStack()
+    stays, goes = await stack.connect(), await stack.connect()
+    fields = [*raw.receiver_attach(1, "queue"), *[None] * 6, {Symbol("many"): [None] * 1_800}]
+    assert [frame.code for frame in await goes.attach(fields)] == [raw.ATTACH]
+    memory = stack.memory
+    assert memory.sessions_and_links == 3 and memory.parts > 20, "values are no sessions and links"
+    goes.connection.connection_lost()
+    assert memory.sessions_and_links == memory.parts == 1
+    stays.connection.connection_lost()
+    assert memory.sessions_and_links == memory.parts == 0
 
 
 async def test_who_waits_for_memory_is_told_when_it_has_recovered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -393,7 +393,8 @@ def test_while_the_process_is_crowded_only_clients_that_have_few_begin_sessions_
     process = Process(resident=MARK * 4 // 3 + MIB)
     process.memory.look()
     assert not process.memory.admit_parts(1, 1, few=False)
-    assert process.memory.admit_parts(1, 1, few=True) and process.memory.parts == 1
+    assert process.memory.admit_parts(3, 1, few=True)
+    assert (process.memory.parts, process.memory.sessions_and_links) == (3, 1)
 
 
 def test_while_the_process_is_crowded_all_clients_together_begin_no_more_than_fits() -> None:
@@ -414,13 +415,13 @@ def test_while_the_process_is_crowded_all_clients_together_begin_no_more_than_fi
     assert begun(process.memory) == most, "as many as if there had been no more than these before"
 
 
-def test_sessions_and_links_that_have_gone_leave_free_memory_in_the_process() -> None:
+def test_sessions_and_links_that_have_gone_leave_free_memory_in_the_process_and_their_values_none() -> None:
     process = Process(resident=50 * MIB)
     process.memory.look()
-    process.memory.admit_parts(20_000, 20_000, few=False)
+    process.memory.admit_parts(100_000, 20_000, few=False)
     process.resident = 120 * MIB
     process.memory.look()
     assert process.memory.limited
-    process.memory.admit_parts(-20_000, -20_000, few=False)
+    process.memory.admit_parts(-100_000, -20_000, few=False)
     process.memory.look()
     assert process.memory.used == 120 * MIB - 20_000 * PART_BYTES_LEAST and process.admits()
