@@ -11,8 +11,9 @@ from broker.frontend.waiting_links import CONNECTIONS_AT_ONCE, LINKS_AT_ONCE, Wa
 class Client:
     """A connection with numbered links, and the order in which they were called."""
 
-    def __init__(self, later: Few, *, room: int = 1 << 30) -> None:
-        self.room, self.called = room, list[int]()
+    def __init__(self, later: Few, *, room: int = 1 << 30, wait_again: bool = False) -> None:
+        """`wait_again`: its links wait again as soon as they are called."""
+        self.room, self.called, self.wait_again = room, list[int](), wait_again
         self.has_failed = False
         self.links = WaitingLinks(later, lambda: self.room > 0, self.fail)
 
@@ -35,6 +36,8 @@ class Numbered:
             raise ValueError("a bug")
         self._client.room -= 1
         self._client.called.append(self._number)
+        if self._client.wait_again:
+            self._client.links.add(self)
 
 
 async def test_few_links_are_called_at_once() -> None:
@@ -62,6 +65,7 @@ async def test_a_round_pauses_while_there_is_no_room_and_goes_on_where_it_was() 
     client.links.call_some()
     await asyncio.sleep(0)
     assert client.called == [0, 1, 2], "nothing is called without room"
+    assert client.links, "the others still wait"
     client.room = 2
     client.add(100)
     client.links.call_some()
@@ -83,6 +87,16 @@ async def test_links_that_begin_to_wait_during_a_round_are_called_if_there_was_a
     for _ in range(3):
         await asyncio.sleep(0)
     assert client.called == [*range(3 * LINKS_AT_ONCE), 100] and not client.links
+
+
+async def test_links_that_wait_again_are_called_once_more_after_a_write_and_not_for_ever() -> None:
+    client = Client(Few(1), wait_again=True)
+    client.add(*range(2 * LINKS_AT_ONCE))
+    client.links.call_some()
+    client.links.call_some()  # what the first links have written
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert client.called == [*range(2 * LINKS_AT_ONCE)] * 2 and client.links
 
 
 async def test_connections_with_many_links_take_turns() -> None:
