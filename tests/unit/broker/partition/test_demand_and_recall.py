@@ -175,6 +175,16 @@ async def test_a_withdrawal_is_confirmed_once_nothing_can_come_back_any_more(how
     )
 
 
+async def test_a_withdrawal_does_not_wait_for_what_the_client_holds_itself() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    await harness.receive(1)
+    await harness.receive(2)
+    assert await harness.do(1, Demand(MAIN, 1), Withdraw(MAIN)) == []
+    assert harness.take(2) == [RECALL] and await harness.do(2, Recalled(MAIN, [])) == []
+    assert harness.take(1) == [Withdrawn(NUMBER, MAIN)], "nobody else holds anything"
+
+
 async def test_asking_again_confirms_the_withdrawal_before_it_first() -> None:
     harness = Harness()
     await harness.send(b"a")

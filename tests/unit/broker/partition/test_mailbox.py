@@ -7,7 +7,7 @@ from broker.identifiers import ClientId, LockToken
 from broker.operations.browsing import Arrived, Peek, Watch
 from broker.operations.general import Detach, Failed, Unavailable
 from broker.operations.interface import Answer, Operation
-from broker.operations.receiving import Demand, Recalled, Withdraw
+from broker.operations.receiving import Demand, Recalled, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.sessions import AcceptSession, WatchSessions
 from broker.operations.settling import Complete
@@ -195,4 +195,16 @@ def test_a_client_that_asks_for_a_session_is_not_answered_until_it_is_or_refused
         mailbox.remember(client, operation, lambda _: None)
     mailbox.deliver([(ONE, Failed(Reason.SESSION_LOCKED, "", None))], [])
     assert [entry[:2] for entry in mailbox.take_all()] == [(TWO, other)]
+    assert mailbox.take_all() == []
+
+
+def test_a_client_that_withdraws_is_not_answered_until_it_is_told_that_this_is_complete_or_goes() -> None:
+    mailbox, withdraw = Mailbox(), Withdraw("")
+    for client in (ONE, TWO):
+        mailbox.remember(client, withdraw, lambda _: None)
+    mailbox.deliver([(ONE, Arrived(3, "")), (TWO, Withdrawn(3, ""))], [])
+    assert [entry[:2] for entry in mailbox.take_all()] == [(ONE, withdraw)], "it was told something else"
+    assert mailbox.take_all() == []
+    mailbox.remember(ONE, withdraw, lambda _: None)
+    mailbox.remember(ONE, Detach(), lambda _: None)
     assert mailbox.take_all() == []
