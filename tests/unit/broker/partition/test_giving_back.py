@@ -162,6 +162,18 @@ async def test_a_client_that_goes_does_not_get_the_session_that_it_waits_for() -
     one(harness.take(3), SessionAccepted)
 
 
+async def test_nothing_is_kept_of_clients_that_go_while_they_wait_for_a_session() -> None:
+    harness = harness_of()
+    await held(harness, 1, 3 * AT_ONCE)
+    end_session(harness, 1, "time")
+    for client in (2, 3):
+        harness.post(client, AcceptSession(MAIN, b"a"))
+        harness.post(client, Detach())
+    await step(harness)
+    assert harness.subqueues[0].locked, "the session is not free yet"
+    assert harness.task._partition is not None and not harness.task._partition._sessions._requests
+
+
 @ENDS
 async def test_the_former_holder_can_do_nothing_from_the_first_moment(end: str) -> None:
     harness = harness_of()
@@ -228,6 +240,24 @@ async def test_what_one_of_several_holders_had_is_back_before_the_others_are_giv
     answers = harness.take(2)
     expected = [*range(3 * AT_ONCE), *range(3 * AT_ONCE + 1, 4 * AT_ONCE)]
     assert numbers(answers) == expected and isinstance(answers[-1], Withdrawn)
+
+
+async def test_a_drain_waits_for_what_another_holder_gives_back_even_if_nothing_of_it_is_back_yet() -> None:
+    harness = harness_of()
+    await held(harness, 4, 3 * AT_ONCE, "much")
+    await send(harness, 2)
+    first = one(await harness.do(1, AcceptSession(MAIN, b"a", is_shared=True)), SessionAccepted)
+    one(await harness.do(2, AcceptSession(MAIN, b"a", is_shared=True, token=first.token)), SessionAccepted)
+    await receive(harness, 1, 2)
+    harness.post(4, Detach())  # what it gives back takes all that fits into the cycle
+    harness.post(1, Detach())
+    harness.post(2, Demand(MAIN, 99))
+    harness.post(2, Withdraw(MAIN))
+    await step(harness)
+    assert harness.subqueues[0].locked == 2 * AT_ONCE + 2 and not harness.take(2)
+    await harness.until_quiet()
+    answers = harness.take(2)
+    assert numbers(answers) == [0, 1] and answers[-1] == Withdrawn(NUMBER, MAIN)
 
 
 async def test_a_shared_session_is_free_once_nobody_holds_anything_of_it() -> None:

@@ -141,6 +141,23 @@ async def test_when_its_lock_ends_a_session_is_lost_and_its_messages_had_a_faile
     assert (await harness.receive(3, 2)).messages == [b"a2"]
 
 
+async def test_a_session_can_be_accepted_at_the_millisecond_at_which_its_lock_ends() -> None:
+    harness = harness_of()
+    await send(harness, "a", "a1")
+    harness.clock.advance(1)  # the timer, which fires every TICK_MS, is late
+    await accepted(harness, 1, "a")
+    await harness.receive(1)
+    await harness.advance(LOCK_MS - 1)
+    assert refusal(await accept(harness, 2, "a")) is Reason.SESSION_LOCKED and not harness.take(1)
+    await harness.advance(1)
+    assert not harness.take(1)
+    assert await accepted(harness, 2, "a") == "a"
+    assert harness.take(1) == [SessionLost(NUMBER, MAIN)]
+    await harness.advance(TICK_MS)
+    again = await harness.receive(2)
+    assert again.messages == [b"a1"] and again.delivery_counts == [1] and not harness.take(1)
+
+
 async def test_a_renewal_extends_the_session_and_all_its_messages() -> None:
     harness = harness_of()
     await send(harness, "a", "a1", "a2")
@@ -304,6 +321,32 @@ async def test_the_bounds_of_a_cycle_apply_to_sessions_and_all_are_served_in_the
     await harness.until_quiet()
     for client in range(1, 5):
         assert bodies(harness.take(client)) == [*"abcd"]
+
+
+async def test_a_session_that_a_full_cycle_has_served_is_served_again_after_the_others() -> None:
+    harness = harness_of(TaskLimits(bounds=Bounds(granted_max=2)))
+    for client, session in ((1, "a"), (2, "b")):
+        await send(harness, session, *"123456")
+        await accepted(harness, client, session)
+    for client in (1, 2):
+        harness.post(client, Demand(MAIN, 6))
+    given: list[list[int]] = []
+    for _ in range(6):
+        await harness.task.step()
+        given.append([client for client in (1, 2) if bodies(harness.take(client))])
+    assert given == [[1], [2]] * 3
+
+
+async def test_holders_that_withdraw_do_not_keep_those_of_other_sessions_waiting() -> None:
+    harness = harness_of(TaskLimits(bounds=Bounds(granted_leases_max=1)))
+    for client, session in ((1, "a"), (2, "b")):
+        await send(harness, session, *"123")
+        await accepted(harness, client, session)
+    harness.post(1, Demand(MAIN, 1))
+    harness.post(2, Demand(MAIN, 1))
+    harness.post(2, Withdraw(MAIN))
+    await harness.task.step()
+    assert bodies(harness.take(2)) == ["1"] and bodies(harness.take(1)) == ["1"]
 
 
 async def test_sessions_of_several_subscriptions_are_all_served_in_the_end() -> None:
