@@ -27,8 +27,7 @@ official Python client have up to 306 bytes, and 41 values."""
 
 _NO_MEMORY = ErrorCondition(
     RESOURCE_LIMIT,
-    "The broker is short of memory, so this connection may have no more sessions and links now. Please wait "
-    "2 seconds and connect again.",
+    "The broker is short of memory, so this connection may have no more sessions and links now.",
 )
 
 

@@ -542,20 +542,23 @@ class FileLogStore:
     def _check_place(self) -> None:
         """Raise DiskFailed unless the lock that this process holds is the one in the folder.
 
-        If the folder's disk was mounted again and so has become another one for the system, lock it anew.
+        If the folder's disk was mounted again and so has become another one for the system, lock it anew: the
+        file has the same number there. In a copy of the folder, which also says that it is this one, the file
+        has another number.
         """
         disk, path = self._disk, self.root / LOCK_NAME
         try:
             fd = disk.open_read(path)
             try:
-                if disk.identity(fd) == disk.identity(self._lock_fd):
+                found, locked = disk.identity(fd), disk.identity(self._lock_fd)
+                if found == locked:
                     with contextlib.suppress(OSError):
                         self._space.measure()
                     return
             finally:
                 close_quietly(disk, fd)
-            if not self._identity:
-                raise DiskFailed(f"{self.root}: another folder is in its place")
+            if not self._identity or found[1] != locked[1]:
+                raise DiskFailed(f"{self.root}: another folder is in its place, or a copy of it")
             check_identity(disk, self.root, self._identity)
             before, self._lock_fd = self._lock_fd, disk.lock(path)
         except BlockingIOError as error:

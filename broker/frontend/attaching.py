@@ -88,6 +88,15 @@ class Attaching:
             address = parse_address(text or "")
         except BadAddress as error:
             raise Refused(Reason.ARGUMENT, str(error)) from error
+        try:
+            self._attach_to(link, address)
+        except Refused as why:
+            entity: Entity | None = self._connection.served.namespace.find(address.entity)
+            if entity is not None:
+                entity.meter.refused(why.reason, 1)
+            raise
+
+    def _attach_to(self, link: Link, address: Address) -> None:
         if address.node:
             check_request_node(self._engine, link)
             self._attach_to_request_node(link, address)

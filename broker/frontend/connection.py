@@ -96,10 +96,7 @@ class Connection:
         self.stream, self.services, self.peer = stream, services, peer
         self.network = network_of(stream.get_extra_info("peername"))
         settings = services.settings
-        self.parts = Parts(
-            lambda more, objects: may_have(services.memory, self.parts.count, more, objects),
-            PARTS_BEGUN_AT_ONCE,
-        )
+        self.parts = Parts(lambda more, objects: may_have(services, self, more, objects), PARTS_BEGUN_AT_ONCE)
         self.engine = Engine(
             container_id=services.namespaces.first.namespace.name,
             max_frame_bytes=settings.frame_bytes_max,

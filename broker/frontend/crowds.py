@@ -4,7 +4,7 @@ Refusing messages bounds the memory of messages. But each connection takes 24 to
 each link another 4 KiB, so a crowd of clients could take all memory there is. Above the mark, clients without
 a credential give way, as they do when there is no room for connections (`room.py`), except for a few. While
 the process is far above the mark, so are connections with many sessions and links, those with most of them
-first, and no further connections are accepted. Meanwhile, a begin or attach closes a connection that would
+first, and no further connections are accepted. Meanwhile, a begin or attach ends a connection that would
 then have many (`may_have`). Clients that use few links are not affected, so receivers go on and make room.
 Runs in the event loop.
 """
@@ -17,7 +17,6 @@ import heapq
 import structlog
 
 from broker.frontend.services import Client, Services
-from broker.throttle.memory_mark import Memory
 
 log = structlog.get_logger("connection")
 
@@ -52,16 +51,28 @@ def make_room_in_memory(services: Services) -> None:
         if own <= PARTS_MAX or parts >= PARTS_AT_ONCE:
             break
         parts += own
-        engine = connection.engine
-        counts = {"sessions": engine.session_count, "links": engine.link_count, "parts": own}
-        services.sparing.info(log, "connection.cut_off", peer=connection.peer, **counts)
-        connection.cut_off()
+        _cut_off(services, connection)
 
 
-def may_have(memory: Memory, own: int, more: int, objects: int) -> bool:
-    """Whether a client that has `own` parts (`protocol/parts.py`) may have so many more, which then count.
-    `objects` of them are sessions and links. If both are negative, so many have gone."""
-    return memory.admit_parts(more, objects, few=own + more <= PARTS_MAX)
+def may_have(services: Services, connection: Client, more: int, objects: int) -> bool:
+    """Whether a client may have so many more parts (`protocol/parts.py`), which then count. `objects` of them
+    are sessions and links. If both are negative, so many have gone.
+
+    If not, its connection is cut off. After a close, JavaScript's client waits for ever for the answers to
+    what it has begun, reports nothing, and its process ends with a TypeError within minutes.
+    """
+    few = connection.parts.count + more <= PARTS_MAX
+    may = services.memory.admit_parts(more, objects, few=few)
+    if not may:
+        _cut_off(services, connection)
+    return may
+
+
+def _cut_off(services: Services, connection: Client) -> None:
+    engine, parts = connection.engine, connection.parts.count
+    counts = {"sessions": engine.session_count, "links": engine.link_count, "parts": parts}
+    services.sparing.info(log, "connection.cut_off", peer=connection.peer, **counts)
+    connection.cut_off()
 
 
 def _parts(connection: Client) -> int:

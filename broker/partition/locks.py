@@ -36,6 +36,9 @@ TOKEN_BYTES = 16
 DROPPED_AT_ONCE = 1024
 """Leases that one step of `drop` forgets: less than a millisecond."""
 
+SPARSE, SPARE = 2, 16
+"""A lease refers to at most SPARSE times as many messages as it holds, and SPARE more."""
+
 Unlocked = list[tuple[Subqueue, list[Reference]]]
 """Messages whose locks have ended, by subqueue."""
 
@@ -147,8 +150,7 @@ class Locks:
             group = unlocked.setdefault(lease.subqueue, [])
             place = _references.unlock(tokens, begin, table, lease, group)
             lease.left -= place - begin
-            if not lease.left:
-                self._end(lease)
+            self._tidy(lease)
         groups = [(self._subqueues[number], each) for number, each in unlocked.items()]
         for subqueue, each in groups:
             subqueue.unlock(each)
@@ -195,8 +197,7 @@ class Locks:
             if new is not old:
                 subqueue = self._subqueues[old.subqueue]
                 subqueue.renew(subqueue.references[number], new)
-                if not old.left:
-                    self._end(old)
+                self._tidy(old)
         return failures
 
     def hold(self, token: LockToken, kept: dict[int, Held]) -> tuple[Subqueue, Reference]:
@@ -232,8 +233,7 @@ class Locks:
         old = reference.lease
         assert old is not None
         subqueue.renew(reference, lease)
-        if not old.left:
-            self._end(old)
+        self._tidy(old)
 
     def run_out(self, now_ms: int) -> Iterator[tuple[Lease, Subqueue, list[Reference]]]:
         """Find leases that are due, as the caller iterates and takes their messages back. The remaining ones
@@ -256,8 +256,7 @@ class Locks:
             reference.lease = None
         self._subqueues[lease.subqueue].unlock(references)
         lease.left -= len(references)
-        if not lease.left:
-            self._end(lease)
+        self._tidy(lease)
 
     def drop(self) -> Iterator[int]:
         """Forget all leases, in steps. Nothing here is used any more."""
@@ -281,6 +280,7 @@ class Locks:
                     )
                     held[lease.id] = held.get(lease.id, 0) + 1
         assert held == {id: lease.left for id, lease in self._leases.items()}
+        assert all(len(each.references) <= SPARSE * each.left + SPARE for each in self._leases.values())
         assert all(lease.session is None or lease in lease.session.leases for lease in self._leases.values())
         homes: dict[int, list[int]] = {}
         for lease in self._leases.values():
@@ -291,6 +291,15 @@ class Locks:
     def _make(self, subqueue: int, nonce: int, until_ms: int, session: SessionHolder | None = None) -> Lease:
         self._ids += 1
         return Lease(self._ids, nonce, subqueue, None, until_ms, session)
+
+    def _tidy(self, lease: Lease) -> None:
+        """Some of the messages have left a lease: end it if it holds none, and forget those that have left if
+        they are many. A settled message would take memory for as long as one beside it is locked."""
+        if not lease.left:
+            self._end(lease)
+        elif len(lease.references) > SPARSE * lease.left + SPARE:
+            lease.references = [reference for reference in lease.references if reference.lease is lease]
+            untrack([lease.references])
 
     def _end(self, lease: Lease) -> None:
         self._leases.pop(lease.id)

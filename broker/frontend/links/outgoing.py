@@ -8,6 +8,7 @@ settlement is answered with the client's own outcome once it is durable (durabil
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -266,6 +267,8 @@ class OutgoingLink:
         deliveries, event = receipt
         self._connection.settling -= len(deliveries)
         self._count_changes(event)
+        for reason, count in Counter(failures.values()).items() if failures else ():
+            self._meter.refused(reason, count)
         if self.link.gone or not deliveries:
             return
         if failures:
@@ -284,6 +287,7 @@ class OutgoingLink:
         deliveries, event = receipt
         self._connection.settling -= len(deliveries)
         self._count_changes(event)
+        self._meter.refused(why.reason, len(deliveries))
         if not self.link.gone:
             self._engine.reject(deliveries, error_of(why))
             self._connection.flush_soon()

@@ -106,6 +106,10 @@ class SessionLink(OutgoingLink):
             watch = ReceiveWatch(connection, link, queue, address.subqueue)
             try:
                 held = await _accept(connection, link, queue, address, asked)
+            except Refused as why:
+                if why.reason is not Reason.TIMEOUT:  # which only says that there is no free session yet
+                    queue.meter.refused(why.reason, 1)
+                raise
             finally:
                 watch.end()
             return lambda: cls(connection, link, queue, address, held)._answer(asked, held, generation)
@@ -147,7 +151,7 @@ class SessionLink(OutgoingLink):
             self.link,
             Refused(
                 Reason.SESSION_LOCK_LOST,
-                f"The session lock for session '{self.session_id}' has expired. Accept the session again.",
+                f"The session lock for session '{self.session_id}' has ended. Accept the session again.",
             ),
         )
 

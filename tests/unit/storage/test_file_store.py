@@ -351,17 +351,47 @@ async def test_a_trimmed_file_that_cannot_be_removed_is_reported_once_and_remove
     await store.close()
 
 
+async def test_a_copy_in_the_place_of_a_folder_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Symptom: it was locked without a word. Logs that were open went on in the files that had been moved
+    away, and what was opened later came from the copy."""
+    folder, away = tmp_path / "data", tmp_path / "away"
+    first, *_ = arrange(LocalDisk(), [folder, tmp_path / "other"])
+    store = small_store(folder, identity=first.id)
+    await store.entities()
+    store.keep_looking(20)
+    folder.rename(away)
+    shutil.copytree(away, folder)
+    await until(lambda: store.state is FolderState.MISSING)
+    shutil.rmtree(folder)
+    away.rename(folder)
+    await until(lambda: store.state is FolderState.OK)
+    await store.close()
+
+
 async def test_a_folder_mounted_again_as_another_one_for_the_system_is_locked_anew(tmp_path: Path) -> None:
     folder, away = tmp_path / "data", tmp_path / "away"
-    disk = LocalDisk()
+    devices: dict[int, int] = {}
+    device = 0
+
+    class Mounted(LocalDisk):
+        def lock(self, path: Path) -> int:
+            fd = super().lock(path)
+            devices[fd] = device
+            return fd
+
+        def identity(self, fd: int) -> tuple[int, int]:
+            return devices.get(fd, device), 7
+
+    disk = Mounted()
     first, *_ = arrange(disk, [folder, tmp_path / "other"])
-    store = small_store(folder, identity=first.id)
+    store = small_store(folder, identity=first.id, disk=disk)
     await store.entities()
     store.keep_looking(20)
     assert store.state is FolderState.OK
     shutil.copytree(folder, away)
     shutil.rmtree(folder)
     await until(lambda: store.state is FolderState.MISSING)
+    device = 1
     away.rename(folder)
     await until(lambda: store.state is FolderState.OK)
     with pytest.raises(BlockingIOError):

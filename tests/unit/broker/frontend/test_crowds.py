@@ -70,15 +70,15 @@ def test_far_above_the_memory_mark_connections_with_very_many_links_or_sessions_
 
 
 @pytest.mark.parametrize("many", [links, sessions])
-def test_far_above_the_memory_mark_many_links_or_sessions_in_one_write_are_refused(
+def test_far_above_the_memory_mark_many_links_or_sessions_in_one_write_are_refused_without_a_close(
     many: Callable[[int], bytes], tmp_path: Path
 ) -> None:
-    """Symptom: clients took all memory between two looks at it, and the kernel ended the broker."""
+    """Symptom: clients took all memory between two looks at it, and the kernel ended the broker. With a
+    close, JavaScript's client waited for ever."""
     with above_its_mark(tmp_path) as broker, raw.opened(broker.addresses.amqp_port) as large:
         large.send(many(200))
         frames = large.frames_until_end(WITHIN_S)
-        (closed,) = [frame for frame in frames if frame.code == raw.CLOSE]
-        assert raw.condition_of(closed) == "amqp:resource-limit-exceeded"
+        assert not [frame for frame in frames if frame.code == raw.CLOSE]
         begun = sum(frame.code in (raw.BEGIN, raw.ATTACH) for frame in frames)
         assert begun < PARTS_MAX
 
@@ -90,8 +90,7 @@ def test_far_above_the_memory_mark_links_with_many_values_count_as_more(tmp_path
         client.send(raw.frame(raw.ATTACH, fields))
         client.read_until(raw.ATTACH, within_s=WITHIN_S)
         client.send(raw.frame(raw.ATTACH, [fields[0] + "2", UInt(2), *fields[2:]]))
-        closed = client.read_until(raw.CLOSE, within_s=WITHIN_S)
-        assert raw.condition_of(closed) == "amqp:resource-limit-exceeded"
+        assert raw.ATTACH not in [frame.code for frame in client.frames_until_end(WITHIN_S)]
 
 
 @pytest.mark.parametrize(
@@ -116,9 +115,11 @@ async def test_a_client_is_as_large_as_what_was_counted_or_as_what_proton_has_of
 
 def test_what_a_client_may_have_counts_with_its_values_and_its_sessions_and_links_without() -> None:
     memory = Memory(1 << 30, lambda: 0, lambda: 0)
-    assert may_have(memory, 0, 29, 1) and may_have(memory, 29, 1, 1)
+    services: Any = SimpleNamespace(memory=memory)
+    client: Any = SimpleNamespace(parts=Parts())
+    assert may_have(services, client, 29, 1) and may_have(services, client, 1, 1)
     assert (memory.parts, memory.sessions_and_links) == (30, 2)
-    assert may_have(memory, 30, -29, -1)
+    assert may_have(services, client, -29, -1)
     assert (memory.parts, memory.sessions_and_links) == (1, 1)
 
 

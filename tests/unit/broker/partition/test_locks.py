@@ -8,7 +8,7 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.entities.roles import SubqueueTable
 from broker.operations.settling import Complete, Renewed, RenewLocks, Settled
-from broker.partition.locks import DROPPED_AT_ONCE, Locks
+from broker.partition.locks import DROPPED_AT_ONCE, SPARE, SPARSE, Locks
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.subqueues import Subqueues
 from storage.log import Position
@@ -65,3 +65,23 @@ def test_a_lease_for_each_of_many_messages_takes_little_and_is_forgotten_in_step
     assert locks._leases.count == locks._homes.count == count
     assert max(locks.drop()) <= DROPPED_AT_ONCE
     assert not locks._leases and not locks._homes and locks.next_due_ms() is None
+
+
+async def test_a_lease_forgets_settled_messages_while_others_of_it_are_locked() -> None:
+    """Symptom: a client that settled all but one of every 512 messages kept 87 KiB of memory for each of the
+    others, which nobody counted, until sends were refused."""
+    harness = Harness()
+    await harness.send(*[b"x"] * 600)
+    locked = await harness.receive(1, 600)
+    kept = locked.tokens[7]
+    for begin in range(0, 600, 50):
+        await harness.do(1, Complete([each for each in locked.tokens[begin : begin + 50] if each != kept]))
+        (lease,) = {id(each.lease): each.lease for each in held(harness)}.values()
+        assert lease is not None and len(lease.references) <= SPARSE * lease.left + SPARE
+    assert len(held(harness)) == 1
+    await harness.do(1, RenewLocks([kept]))
+    assert one(await harness.do(1, Complete([kept])), Settled).failures == {}
+
+
+def held(harness: Harness) -> list[Reference]:
+    return [each for each in harness.subqueues[0].references.values() if each.lease is not None]

@@ -77,6 +77,7 @@ async def test_a_settlement_that_comes_too_late_is_rejected_with_lock_lost_and_t
     assert answers[0].descriptor == raw.ACCEPTED and answers[1].descriptor == raw.REJECTED
     condition, description, info = answers[1].value[0].value
     assert condition == "com.microsoft:message-lock-lost" and description and info
+    assert stack.metrics.entities["queue"].user_errors == 1
 
 
 async def test_a_settlement_that_the_partition_could_not_carry_out_is_rejected_as_its_lock_has_ended() -> (
@@ -90,6 +91,7 @@ async def test_a_settlement_that_the_partition_could_not_carry_out_is_rejected_a
     stack.parts[1].answer(Complete, lambda operation: Failed(Reason.LOCK_ENDED, "down", operation.cookie))
     (answer,) = await client.heard(raw.DISPOSITION)
     assert answer.field(4).value[0].value[:2] == ["com.microsoft:message-lock-lost", "down"]
+    assert stack.metrics.entities["queue"].server_errors == 1
 
 
 async def test_a_dead_lettering_carries_its_reason_and_is_confirmed_by_a_bare_rejected() -> None:

@@ -135,6 +135,7 @@ async def test_a_session_that_is_held_is_refused() -> None:
     attach, detach = await client.hear()
     assert attach.field(5) is None and attach.field(6) is None
     assert detach.field(2).value[:2] == ["com.microsoft:session-cannot-be-locked", "held"]
+    assert stack.metrics.entities["queue"].user_errors == 1
     assert stack.parts[0].has(Detach)
 
 
