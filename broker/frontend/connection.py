@@ -105,9 +105,9 @@ class Connection:
             partial_bytes_max=min(PARTIAL_BYTES_MAX, settings.total_inflight_bytes_max // 4),
             parts=self.parts,
         )
-        self.browse_page = asyncio.Semaphore(1)
         self.session_holders = SessionHolders()
         self.is_cut_off = False
+        self.browse_page = asyncio.Semaphore(1)
         """Held while a page of messages is read for this client to look at."""
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""

@@ -5,8 +5,9 @@ Bytes that arrive go into the connection's `Inbox` and are served in slices. Bet
 outcomes. So however many clients there are, the event loop is held no longer than that plus one slice. The
 order is start-time fair queueing: each inbox has a clock of its own that runs while it is served, the inbox
 whose clock is furthest behind comes next, and an inbox that was empty starts at the clock of the one being
-served. Inboxes with more than a little waiting come as if their next slice had been served already: hundreds
-of connections may arrive together with much, and a client with little does not wait for a slice of each. A
+served. Inboxes with more than a little waiting come as if their next slice had been served already, as long
+as the last one: hundreds of connections may arrive together with much, and a client with little does not wait
+for a slice of each. A
 client that sends little is served as soon as its bytes are read, and clients that send much share the rest of
 the time. The size of a slice follows the time that the last one took: a client whose bytes are expensive
 (6,000 attaches in one read) is served a few at a time.
@@ -102,6 +103,7 @@ class Inbox:
         "read_bytes",
         "served_s",
         "slice_bytes",
+        "took_s",
     )
 
     def __init__(self, client: Client) -> None:
@@ -117,6 +119,8 @@ class Inbox:
         self.heavy_until_s = 0.0
         """Until when the client counts as heavy, because it was recently served more than QUICK_BYTES."""
         self.slice_bytes = READ_BYTES
+        self.took_s = SLICE_S
+        """How long its last slice took, or might take if there was none; SLICE_S at most."""
         self.read_bytes = READ_BYTES
         """How many bytes to read from the client at once when there is room. It doubles while such reads are
         served in a fraction of a slice's time."""
@@ -166,6 +170,7 @@ class Inbox:
 
     def served(self, size: int, took_s: float, slice_s: float) -> None:
         """Adapt the sizes after a slice of `size` bytes that took `took_s` of the `slice_s` it may take."""
+        self.took_s = min(took_s, SLICE_S)
         if took_s > slice_s:
             self.slice_bytes = max(size // 2 if size else self.slice_bytes // 2, SLICE_BYTES_MIN)
             self.read_bytes = max(self.read_bytes // 2, READ_BYTES)
@@ -286,7 +291,7 @@ class Turns:
     def _line_up(self, inbox: Inbox) -> None:
         """Enter the inbox into the order of service."""
         has_much = inbox.is_unfinished or inbox.bytes > QUICK_BYTES
-        comes_at_s = inbox.served_s + (SLICE_S if has_much else 0.0)
+        comes_at_s = inbox.served_s + (inbox.took_s if has_much else 0.0)
         heapq.heappush(self._ready, (comes_at_s, next(self._order), inbox))
 
     def _turn_soon(self) -> None:

@@ -257,7 +257,8 @@ class RequestLink:
 
     async def _answer(self, request: Request, is_page: bool) -> None:
         try:
-            await self._connection.services.request_pace.begin()  # clients may send a thousand at once
+            if request.txn_id is None:  # the end of a transaction may come next, and this is part of it
+                await self._connection.services.request_pace.begin()  # clients may send a thousand at once
             if is_page:
                 await self._node.answer_page(request, self._connection)
             else:

@@ -28,9 +28,9 @@ from protocol.codec import (
     decode,
     encode,
 )
-from protocol.events import MessagesReceived
+from protocol.events import MessagesReceived, TransactionalState
 from tests.support import raw_amqp as raw
-from tests.support.link_stack import until
+from tests.support.link_stack import turn, until
 from tests.support.management_bench import bench
 
 
@@ -58,6 +58,31 @@ async def test_requests_that_come_together_begin_over_several_turns(monkeypatch:
         steps.append(begun - before)
         assert len(steps) < 1_000
     assert max(steps) == 4
+
+
+async def test_a_request_of_a_transaction_joins_it_before_its_end_may_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: it waited for its turn among the requests of others, and the transaction was committed without
+    it, although its transfer had been accepted."""
+    work = await bench()
+    begun: list[bytes | None] = []
+
+    async def respond(node: ManagementNode, request: Request) -> Response:
+        begun.append(request.txn_id)
+        return Response({"statusCode": 200})
+
+    monkeypatch.setattr(ManagementNode, "respond", respond)
+    monkeypatch.setattr(Pace, "_may_begin", lambda pace: False)
+    work.client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
+    (link,) = work.client.connection.engine.links()
+    request = sections((0x74, {"operation": "com.microsoft:update-disposition"}))
+    monkeypatch.setattr(work.client.connection.engine, "settle_in_transaction", lambda *given: None)
+    for transaction in (TransactionalState(b"t"), None):
+        event = MessagesReceived(link, [], [request], True, False, transaction)
+        (link.context.received_in_transaction if transaction else link.context.received)(event)
+    await turn()
+    assert begun == [b"t"], "the other one waits"
 
 
 @pytest.mark.parametrize("settled", [True, False])
