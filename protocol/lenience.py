@@ -12,6 +12,9 @@ its outcome is sent under the client's own number.
     the client's numbers   5 6 6 9
     proton's               5 6 7 8      what proton says of 6 to 8 goes to the client as 6, 6 and 9
 
+*A begin that answers one of ours* (§2.7.2). We begin no sessions. Proton maps the session of such a begin a
+second time, and frees it twice. So the stream is refused.
+
 *A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has already ended
 with its session, so the frame is dropped.
 
@@ -303,7 +306,13 @@ class Lenience:
         """
         channel = int.from_bytes(head[6:8], "big")
         if code == _BEGIN:
-            handle_max = _handle_max(head, value)
+            answers, handle_max = _read_begin(head, value)
+            if answers:
+                self.refusal = ErrorCondition(
+                    "amqp:not-allowed",
+                    "A begin with a remote-channel answers another one, and the broker has sent none.",
+                )
+                return None
             self.refusal = self.parts.begin(code, 1)
             if self.refusal is None:
                 self._begin(channel)
@@ -566,10 +575,15 @@ def _handle(code: int, head: bytes, value: int) -> UInt | None:
     return found if isinstance(found, UInt) else None
 
 
-def _handle_max(head: bytes, value: int) -> int:
-    """The highest handle that a begin permits. Raises IndexError, struct.error or DecodeError if it is
-    malformed or incomplete."""
+def _read_begin(head: bytes, value: int) -> tuple[bool, int]:
+    """Whether a begin says that it answers another one (§2.7.2), and the highest handle that it permits.
+    Raises IndexError, struct.error or DecodeError if it is malformed or incomplete."""
     count, place = elements(head, value)
+    answers = count > 0 and head[place] != _NULL[0]
+    return answers, _handle_max(head, count, place)
+
+
+def _handle_max(head: bytes, count: int, place: int) -> int:
     if count <= _HANDLE_MAX:
         return HANDLE_MAX_DEFAULT
     for _ in range(_HANDLE_MAX):
