@@ -320,8 +320,8 @@ class SessionLocks:
         return cycle.ended_locks - ended
 
     def _free(self, subqueue: Subqueue, session: MessageSession) -> None:
-        """The session has no lock any more. The client that has waited longest gets it, those that share it
-        join, and the others are refused."""
+        """The session has no lock any more. The client that has waited longest gets it, and the others are
+        refused, also those that wanted to share the lock that has ended."""
         assert subqueue.sessions is not None
         session.lock = None
         subqueue.sessions.review(session)
