@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol._runs import lib
-from protocol.codec import Described, UInt, ULong, UShort
+from protocol.codec import Described, UInt, ULong
 from protocol.events import (
     ConnectionClosed,
     ErrorCondition,
@@ -479,24 +479,6 @@ def test_what_arrives_meanwhile_comes_behind_what_waits(cut: int) -> None:
     given += parts.incoming(b"")
     given += taken(parts, said[len(said) - cut :])
     assert given == taken(whole, said) and not parts.has_more
-
-
-@pytest.mark.parametrize("channel", [0, 5])
-@pytest.mark.parametrize("cut", [1, 1 << 20])
-def test_a_begin_that_answers_one_of_ours_ends_the_connection(channel: int, cut: int) -> None:
-    """Symptom: after such a begin, an end and the end of the connection, the process died in pn_link_free."""
-    peer = EnginePeer().open()
-    peer.receiver(1, credit=10)
-    fields = raw.begin_fields()
-    fields[0] = UShort(0)
-    said = raw.frame(raw.BEGIN, fields, channel=channel) + raw.frame(raw.END, [], channel=channel)
-    events = [event for at in range(0, len(said), cut) for event in peer.say(said[at : at + cut])]
-    (closed,) = of(events, ConnectionClosed)
-    assert closed.error is not None and closed.error.condition == "amqp:not-allowed"
-    peer.heard(raw.CLOSE)
-    peer.engine.receive_eof()
-    peer.engine.output()
-    peer.engine.free()
 
 
 def test_a_disposition_of_a_session_that_does_not_exist_is_left_to_proton() -> None:

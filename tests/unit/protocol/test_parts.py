@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from protocol.codec import Symbol, UInt, ULong
+from protocol.codec import Symbol, UInt, ULong, UShort
 from protocol.engine import Engine
 from protocol.events import ConnectionClosed, ErrorCondition, Event, LinkAttached, LinkDetached
 from protocol.limits import DECODE_ERROR, RESOURCE_LIMIT
 from protocol.parts import VALUES_PER_PART, Parts
 from tests.support import raw_amqp as raw
-from tests.support.engine_peer import frames_of
+from tests.support.engine_peer import EnginePeer, frames_of, of
 
 NULLS = 1_800
 
@@ -188,6 +188,24 @@ def test_what_cannot_be_read_begins_no_session_and_no_link(said: bytes) -> None:
     assert closed.error is not None and closed.error.condition == DECODE_ERROR
     assert links(events) == 0 and peer.parts.count == peer.counted == before
     assert peer.engine.session_count == 1 and peer.engine.link_count == 1
+
+
+@pytest.mark.parametrize("channel", [0, 5])
+@pytest.mark.parametrize("cut", [1, 1 << 20])
+def test_a_begin_that_answers_one_of_ours_ends_the_connection(channel: int, cut: int) -> None:
+    """Symptom: after such a begin, an end and the end of the connection, the process died in pn_link_free."""
+    peer = EnginePeer().open()
+    peer.receiver(1, credit=10)
+    fields = raw.begin_fields()
+    fields[0] = UShort(0)
+    said = raw.frame(raw.BEGIN, fields, channel=channel) + raw.frame(raw.END, [], channel=channel)
+    events = [event for at in range(0, len(said), cut) for event in peer.say(said[at : at + cut])]
+    (closed,) = of(events, ConnectionClosed)
+    assert closed.error is not None and closed.error.condition == "amqp:not-allowed"
+    peer.heard(raw.CLOSE)
+    peer.engine.receive_eof()
+    peer.engine.output()
+    peer.engine.free()
 
 
 def test_values_of_an_open_count() -> None:
