@@ -65,7 +65,6 @@ from protocol.push_size import EVENTS_MAX, PUSH_BYTES_MIN, PushSize
 from protocol.transactional_state import declared, transactional_state
 
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
-FRAME_BYTES_UNBOUNDED = 1 << 32
 PUMPED_AT_ONCE, PUMPED_ONE_BY_ONE, ALL = 8_192, 16, math.inf
 """How many of proton's events are read at once, and for how many one counts that is read by itself:
 dispositions may be about 90,000 deliveries, which take 15 ms to read, or 200 ms one by one."""
@@ -292,6 +291,8 @@ class Engine:
         accepted, self._accepted = self._accepted, []
         written, left, self.has_events = exchange.write(*self._proton, accepted)
         chunks, self.finished = [written] if written else [], left < 0
+        if self._large_output.taken_bytes:
+            chunks = self._large_output.taken() + chunks
         if left > 0:  # a frame exceeds the buffer
             rest, self.finished = written_by(self._transport)
             chunks += rest
@@ -502,12 +503,13 @@ class Engine:
 
     def unsent_bytes(self, link: Link) -> int:
         """The bytes in the link's session that wait to be written, or for its window to open (§2.5.6)."""
-        return int(_unsent(link.session.pn)) + link.session.kept_bytes
+        in_proton = int(_unsent(link.session.pn))
+        return in_proton + link.session.kept_bytes + self._large_output.taken_bytes
 
     def unsent_bytes_of_all(self) -> int:
         """Like `unsent_bytes`, over all sessions."""
         in_proton: int = sum(map(_unsent, self._links.sessions))
-        return in_proton + self._large_output.bytes
+        return in_proton + self._large_output.bytes + self._large_output.taken_bytes
 
     def drained(self, link: Link) -> None:
         """Give the rest of the credit back, because no more messages are available (§2.6.7)."""
@@ -532,11 +534,14 @@ class Engine:
             return []
         if self._accepted:
             self._settle_accepted()  # a response does not overtake the outcome of its request
-        rests = list(rests)
+        tags, fronts, rests = list(tags), list(fronts), list(rests)
         if largest(rests) >= PAYLOAD_BYTES_MIN:
-            frame_bytes_max = self.remote_max_frame_bytes or FRAME_BYTES_UNBOUNDED
-            rests, skipped = self._large_output.rests(link, fronts, rests, skipped, frame_bytes_max), 0
-        deliveries, any_large = runs.send(link.pn, list(tags), list(fronts), settled, rests, skipped)
+            output = self._large_output
+            deliveries, any_large = output.send(self._transport, link, tags, fronts, settled, rests, skipped)
+            if output.is_stuck:
+                self._break("amqp:internal-error", "a message cannot be finished")
+        else:
+            deliveries, any_large = runs.send(link.pn, tags, fronts, settled, rests, skipped)
         self._push_size.sent(len(tags), len(deliveries))
         if any_large:
             self._untrimmed += deliveries

@@ -9,8 +9,21 @@ gives the pieces for the socket, with the payloads as they are in memory.
     from proton     size  performative  front  mark  number
     to the socket   size  performative  front              | payload of 16 KiB
 
-The mark consists of 16 random bytes that never leave the process, so no message contains it. Only messages
-that fit into one frame of the peer go this way: proton divides the others into frames, and counts them.
+The mark consists of 16 random bytes that never leave the process, so no message contains it.
+
+A message that does not fit into one frame of the peer is *divided*: proton gets its reference once for each
+part that fits, and writes each part before it gets the next. So it writes a transfer for each, says in it
+whether more follow (§2.6.14), and counts it against the session's window. References of one message are all
+alike, and stand for its parts in their order.
+
+    from proton     size  more  front  mark  number | size  more  mark  number | size  last  mark  number
+    to the socket   size  more  front  | payload of 64 KiB | size  more | 64 KiB | size  last | the rest
+
+Proton must write each of these parts at once, because it would write two of them into one frame. It does if
+it has nothing else to write on the session, and if the window is open for all transfers of the message.
+Otherwise, proton gets the message itself, as it does if the peer's frames are small: it then divides it into
+frames, and keeps what the window holds back.
+
 Payloads of deliveries that proton has not written yet count as unsent bytes of their session.
 """
 
@@ -19,29 +32,34 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from protocol._runs import ffi, lib
-from protocol.links import Link
+from protocol import runs
+from protocol._runs import ffi
+from protocol._runs import lib as native
+from protocol._spans import largest
+from protocol.links import Delivery, Link
+from protocol.proton_values import lib, written_by
+from protocol.runs import TRANSFER_BYTES_MAX
 
 PAYLOAD_BYTES_MIN = 16 * 1024
 """Smaller payloads are copied for less than it costs to send them by themselves. Proton takes 5 µs for
 16 KiB, but 250 µs for 200 KiB."""
-TRANSFER_BYTES_MAX = 128
-"""The size of the header and the performative of a transfer that we write, with a tag of 32 bytes and all its
-nulls."""
+FRAME_BYTES_UNBOUNDED = 1 << 32
 _MARK_BYTES = 16
 _REFERENCE_BYTES = _MARK_BYTES + 4
 _PLACES_MAX = 1024
 _U32 = struct.Struct(">I")
+_SENDING = lib.PN_LOCAL_ACTIVE | lib.PN_REMOTE_ACTIVE
 
 _PLACE = struct.Struct("@NNI0N")
 """`reference_t` of `native/large_payloads.h`."""
 assert _PLACE.size == ffi.sizeof("reference_t")
 
-_find = lib.large_find
+_find, _window = native.large_find, native.sessions_window
 _places, _next = ffi.new("reference_t[]", _PLACES_MAX), ffi.new("size_t *")
 
-Kept = tuple[memoryview, Link]
+Kept = tuple[memoryview, Link, int]
 Piece = bytes | memoryview
 
 
@@ -51,32 +69,103 @@ class LargeOutput:
     def __init__(self) -> None:
         self._mark = os.urandom(_MARK_BYTES)
         self._kept: dict[int, Kept] = {}
-        """By the numbers in their references: the payload, and the link that it is sent on."""
+        """By the numbers in their references: what is left of the payload, the link that it is sent on, and
+        how much of it the next reference stands for."""
         self._number = 0
+        self._room = 0
+        """How many bytes of a message fit into a frame of the peer."""
+        self._taken: list[bytes] = []
         self.bytes = 0
         """The size of all payloads that are kept."""
+        self.taken_bytes = 0
+        """The size of what proton has written early, and `taken` will give."""
+        self.is_stuck = False
+        """Whether proton has not written a part that it could write. The message cannot be finished, because
+        the rest of it would get into the same frame; the connection is to be closed."""
+
+    def send(
+        self,
+        transport: Any,
+        link: Link,
+        tags: list[bytes],
+        fronts: list[bytes],
+        settled: bool,
+        rests: list[bytes],
+        skipped: int,
+    ) -> tuple[list[Delivery], bool]:
+        """Like `runs.send`, for messages of which some are large."""
+        frame_bytes_max = lib.pn_transport_get_remote_max_frame(transport) or FRAME_BYTES_UNBOUNDED
+        self._room = room = frame_bytes_max - TRANSFER_BYTES_MAX
+        transfers_max = 0
+        if room >= PAYLOAD_BYTES_MIN and largest(fronts) + largest(rests) - skipped > room:
+            transfers_max = self._transfers_now(transport, link, len(tags))
+        rests, parts = self.rests(link, fronts, rests, skipped, transfers_max)
+        if not parts:
+            return runs.send(link.pn, tags, fronts, settled, rests, 0)
+        deliveries, written, is_complete = runs.send_parts(
+            transport, link.pn, tags, fronts, settled, rests, parts
+        )
+        self._take_early(written)
+        self.is_stuck = not is_complete
+        return deliveries, True
+
+    def _transfers_now(self, transport: Any, link: Link, messages: int) -> int:
+        """How many transfers proton is certain to write on the link at once, for so many messages."""
+        written, is_finished = written_by(transport)
+        self._take_early(*written)
+        pn, session = link.pn, link.session.pn
+        if (
+            is_finished
+            or lib.pn_link_state(pn) != _SENDING
+            or lib.pn_link_credit(pn) < messages
+            or lib.pn_link_queued(pn)
+            or lib.pn_session_outgoing_bytes(session)
+        ):
+            return 0
+        return int(_window(session))
+
+    def _take_early(self, *written: bytes) -> None:
+        self._taken += filter(None, written)
+        self.taken_bytes += sum(map(len, written))
+
+    def taken(self) -> list[bytes]:
+        """What proton has written already; it goes out before what proton writes from now on."""
+        taken, self._taken, self.taken_bytes = self._taken, [], 0
+        return taken
 
     def rests(
-        self, link: Link, fronts: Sequence[bytes], rests: Sequence[bytes], skipped: int, frame_bytes_max: int
-    ) -> list[bytes]:
+        self, link: Link, fronts: Sequence[bytes], rests: Sequence[bytes], skipped: int, transfers_max: int
+    ) -> tuple[list[bytes], list[int]]:
         """What to pass to proton behind each of the fronts, for messages that consist of a front and a rest
-        without its first `skipped` bytes: a reference, or the rest itself."""
-        room = frame_bytes_max - TRANSFER_BYTES_MAX
-        kept, mark, number, kept_bytes = self._kept, self._mark, self._number, 0
+        without its first `skipped` bytes: a reference, or the rest itself. And how often, if that is more
+        than once for any of them.
+
+        `transfers_max` is how many transfers may be written at once.
+        """
+        room, kept, mark, number, kept_bytes = self._room, self._kept, self._mark, self._number, 0
         passed: list[bytes] = []
+        divided: dict[int, int] = {}
         for front, rest in zip(fronts, rests, strict=True):
-            size = len(rest)
-            if size < PAYLOAD_BYTES_MIN or len(front) + size > room:
+            size, first = len(rest) - skipped, room - len(front)
+            if size > first:
+                count = 2 + (size - first - 1) // room
+                if size < PAYLOAD_BYTES_MIN or first <= 0 or len(passed) + count > transfers_max:
+                    passed.append(rest[skipped:])
+                    transfers_max = 0  # proton may keep the end of it, so no divided one may follow
+                    continue
+                divided[len(passed)] = count
+                transfers_max -= count - 1  # each message takes one anyway
+            elif size < PAYLOAD_BYTES_MIN:
                 passed.append(rest[skipped:])
                 continue
-            kept[number] = memoryview(rest)[skipped:], link
-            kept_bytes += size - skipped
+            kept[number] = memoryview(rest)[skipped:], link, first
+            kept_bytes += size
             passed.append(mark + _U32.pack(number))
             number = (number + 1) & 0xFFFF_FFFF
         self._number = number
         self.bytes += kept_bytes
         link.session.kept_bytes += kept_bytes
-        return passed
+        return passed, [divided.get(place, 1) for place in range(len(passed))] if divided else []
 
     def __bool__(self) -> bool:
         """Whether there are payloads that proton has not written yet."""
@@ -102,12 +191,18 @@ class LargeOutput:
         return pieces
 
     def _take(self, number: int) -> memoryview:
-        payload, link = self._kept.pop(number)
+        """Take what the next reference of this number stands for."""
+        payload, link, size = self._kept.pop(number)
+        if size < len(payload):
+            self._kept[number] = payload[size:], link, self._room
+            payload = payload[:size]
         self.bytes -= len(payload)
         link.session.kept_bytes -= len(payload)
         return payload
 
     def forget(self, is_gone: Callable[[Link], bool]) -> None:
         """Forget the payloads of links that are gone: proton has dropped their deliveries."""
-        for number in [number for number, (_, link) in self._kept.items() if is_gone(link)]:
-            self._take(number)
+        for number in [number for number, (_, link, _) in self._kept.items() if is_gone(link)]:
+            payload, link, _ = self._kept.pop(number)
+            self.bytes -= len(payload)
+            link.session.kept_bytes -= len(payload)

@@ -17,13 +17,17 @@ from protocol._runs import ffi, lib
 from protocol._spans import spans
 from protocol.links import Delivery
 
+TRANSFER_BYTES_MAX = 128
+"""The size of the header and the performative of a transfer that we write, with a tag of 32 bytes and all its
+nulls."""
 MESSAGES_MAX = 1024
 BYTES_MAX = 256 * 1024
 """The most bytes taken at once. What does not fit comes with the next call; a larger message is not plain."""
 
-_take, _send, _settle, _push, _output = (
+_take, _send, _send_parts, _settle, _push, _output = (
     lib.runs_take,
     lib.runs_send,
+    lib.runs_send_parts,
     lib.runs_settle,
     lib.runs_push,
     lib.runs_output,
@@ -35,6 +39,7 @@ is left."""
 _new, _unpack, _from_buffer, _cast = ffi.new, ffi.unpack, ffi.from_buffer, ffi.cast
 _run = _new("run_t *")
 _messages = _new("messages_t *")
+_written = _new("output_t *")
 _deliveries = _new("uintptr_t[]", MESSAGES_MAX)
 _delivery_pointers = _cast("void **", _deliveries)
 _sizes = _new("uint32_t[]", MESSAGES_MAX)
@@ -78,6 +83,9 @@ def _layout_is_known(proton_ffi: Any, proton: Any) -> bool:
         proton.pn_delivery_attachments(delivery),
     )
     known: bool = lib.deliveries_are_known(delivery, remote, *parts, proton.pn_delivery_pending(delivery))
+    is_settled_early = lib.deliveries_mark_settled(delivery, False)
+    proton.pn_delivery_settle(delivery)
+    known = known and not is_settled_early and lib.deliveries_mark_settled(delivery, True)
     proton.pn_connection_release(connection)
     proton.pn_decref(connection)
     return is_known and known and all(parts)
@@ -146,6 +154,39 @@ def send(
     any_large = _send(link, messages, settled, _cast("void **", sent))
     del found  # `messages` has pointed to them until here
     return _unpack(sent, count) if any_large or not settled else [], any_large
+
+
+def send_parts(
+    transport: Any,
+    link: Any,
+    tags: list[bytes],
+    fronts: list[bytes],
+    settled: bool,
+    rests: list[bytes],
+    parts: Sequence[int],
+) -> tuple[list[Delivery], bytes, bool]:
+    """Send messages of a front and a rest. Those with several parts get their rest so many times, each time
+    in a transfer of its own.
+
+    Gives the deliveries, all of which are to be passed to `trim_all`; bytes to write to the peer before
+    everything else; and whether all is sent. If not, the connection cannot be used any more. The caller makes
+    sure that proton has nothing else to write, and that the session's window is open for all transfers.
+    """
+    count, messages, written = len(tags), _messages, _written
+    found = [_from_buffer("span_t[]", spans(each)) for each in (tags, fronts, rests)]
+    numbers = _new("uint32_t[]", parts)
+    messages.count, messages.skipped, messages.parts = count, 0, numbers
+    messages.tags, messages.fronts, messages.rests = found
+    size = sum(
+        len(front) + each * (TRANSFER_BYTES_MAX + len(rest))
+        for front, rest, each in zip(fronts, rests, parts, strict=True)
+    )
+    buffer = _bytes if size <= BYTES_MAX else _new("char[]", size)
+    written.transport, written.bytes, written.size, written.taken = transport, buffer, size, 0
+    sent = _new("uintptr_t[]", count)
+    is_complete = _send_parts(link, messages, settled, _cast("void **", sent), written)
+    del found, numbers  # `messages` has pointed to them until here
+    return _unpack(sent, count), _unpack(buffer, written.taken), is_complete
 
 
 def settle(deliveries: Sequence[Delivery], outcome: int) -> None:

@@ -82,6 +82,13 @@ static void release_raw(raw_t *raw) {
     *raw = (raw_t){0};
 }
 
+bool deliveries_mark_settled(void *delivery, bool settled) {
+    disposition_t *local = &((delivery_t *)delivery)->local;
+    bool before = local->settled;
+    local->settled = settled;
+    return before;
+}
+
 bool deliveries_trim(void *delivery) {
     buffer_t *bytes = ((delivery_t *)delivery)->bytes;
     if (bytes->size) return false;

@@ -13,6 +13,9 @@ void deliveries_bind(uintptr_t decref);
 bool deliveries_are_known(void *delivery, void *remote, void *info, void *data, void *annotations,
                           void *attachments, size_t pending);
 
+/* Whether a delivery is settled by us, as proton's transfers say; returns what they said so far. */
+bool deliveries_mark_settled(void *delivery, bool settled);
+
 /* Free the buffer of a delivery's payload if it is large. False if part of the payload was not read or
    written yet. */
 bool deliveries_trim(void *delivery);

@@ -134,6 +134,11 @@ void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, 
 bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries) {
     size_t skipped = messages->skipped;
     bool any_large = false;
+    if (pn.link_current(link)) { /* unfinished for ever, see `runs_send_parts` */
+        for (size_t i = 0; i < messages->count; i++)
+            deliveries[i] = pn.delivery(link, (bytes_t){messages->tags[i].size, messages->tags[i].start});
+        return false;
+    }
     for (size_t i = 0; i < messages->count; i++) {
         span_t tag = messages->tags[i], front = messages->fronts[i];
         void *delivery = pn.delivery(link, (bytes_t){tag.size, tag.start});
@@ -150,6 +155,48 @@ bool runs_send(void *link, const messages_t *messages, bool settled, void **deli
         any_large |= sent > LARGE_BYTES;
     }
     return any_large;
+}
+
+/* Have proton write what it has of a delivery; returns whether all of that is written. Proton writes nothing
+   while its buffer for output is full. */
+static bool is_written(void *delivery, output_t *output) {
+    pn.transport_pending(output->transport);
+    if (!pn.delivery_pending(delivery)) return true;
+    ssize_t left;
+    output->taken += runs_output(output->transport, output->bytes + output->taken,
+                                 output->size - output->taken, &left);
+    return !pn.delivery_pending(delivery);
+}
+
+/* Send all but the last part of the link's current delivery, of which proton has the first. */
+static bool send_parts(void *link, void *delivery, span_t part, uint32_t count, output_t *output) {
+    for (; count > 1; count--) {
+        if (!is_written(delivery, output)) return false;
+        pn.link_send(link, part.start, part.size);
+    }
+    return true;
+}
+
+bool runs_send_parts(void *link, const messages_t *messages, bool settled, void **deliveries,
+                     output_t *output) {
+    bool is_complete = !pn.link_current(link);
+    for (size_t i = 0; i < messages->count; i++) {
+        span_t tag = messages->tags[i], front = messages->fronts[i], rest = messages->rests[i];
+        void *delivery = deliveries[i] = pn.delivery(link, (bytes_t){tag.size, tag.start});
+        if (!is_complete) continue;
+        pn.link_send(link, front.start, front.size);
+        pn.link_send(link, rest.start, rest.size);
+        if (messages->parts[i] > 1) {
+            /* in each transfer (2.7.5); to proton, a settled delivery is one without further parts */
+            if (settled) deliveries_mark_settled(delivery, true);
+            is_complete = send_parts(link, delivery, rest, messages->parts[i], output);
+            if (settled) deliveries_mark_settled(delivery, false);
+            if (!is_complete) continue;
+        }
+        pn.link_advance(link);
+        if (settled) pn.delivery_settle(delivery);
+    }
+    return is_complete;
 }
 
 void runs_settle(void **deliveries, size_t count, uint64_t outcome) {

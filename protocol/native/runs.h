@@ -34,11 +34,25 @@ typedef struct {
 typedef struct {
     size_t count, skipped;
     const span_t *tags, *fronts, *rests; /* rests is null if there are only fronts */
+    const uint32_t *parts; /* how often each rest is sent; null if all are sent once, as they are */
 } messages_t;
 
 /* Send the messages; returns their deliveries. Settled ones may only be passed to `deliveries_trim`. True if
    any message is large. */
 bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries);
+
+/* Where proton's output goes if the transport has no room for more of it. */
+typedef struct {
+    void *transport;
+    char *bytes;
+    size_t size, taken; /* how many bytes there is room for, and how many were taken from the transport */
+} output_t;
+
+/* Send messages of which some have several parts. Proton writes each part but the last one of a message
+   before it gets the next, so each is a transfer of its own. The caller makes sure that proton can. Returns
+   whether it did: if not, the message is unfinished for ever, and nothing more is sent on the link. */
+bool runs_send_parts(void *link, const messages_t *messages, bool settled, void **deliveries,
+                     output_t *output);
 
 /* Settle deliveries in the order of their ids, which this sorts them by, with `outcome` unless that is 0. */
 void runs_settle(void **deliveries, size_t count, uint64_t outcome);

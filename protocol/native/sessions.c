@@ -32,7 +32,8 @@ typedef struct {
         session_deliveries_t deliveries;
         void *local_handles, *remote_handles;
         uint64_t disposition_code;
-        uint32_t incoming_transfer_count, incoming_window, remote_incoming_window;
+        uint32_t incoming_transfer_count;
+        int32_t incoming_window, remote_incoming_window;
         uint32_t outgoing_transfer_count, outgoing_window;
         uint32_t disposition_first, disposition_last;
         uint32_t remote_handle_max;
@@ -52,11 +53,17 @@ bool sessions_are_known(void *session, void *connection, void *attachments) {
     const session_t *known = session;
     return known->connection == connection && known->context == attachments &&
            known->state.local_channel == NO_CHANNEL && known->state.remote_channel == NO_CHANNEL &&
+           known->state.remote_incoming_window == 0 && known->state.remote_handle_max == UINT32_MAX &&
            is_new(&known->state.deliveries.incoming) && is_new(&known->state.deliveries.outgoing);
 }
 
 session_deliveries_t *sessions_deliveries(void *session) {
     return &((session_t *)session)->state.deliveries;
+}
+
+size_t sessions_window(void *session) {
+    int32_t window = ((session_t *)session)->state.remote_incoming_window;
+    return window > 0 ? (size_t)window : 0;
 }
 
 uint16_t sessions_channel(void *session) { return ((session_t *)session)->state.remote_channel; }

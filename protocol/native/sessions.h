@@ -25,5 +25,8 @@ bool sessions_are_known(void *session, void *connection, void *attachments);
 /* The deliveries of a session. They are there as long as it is. */
 session_deliveries_t *sessions_deliveries(void *session);
 
+/* How many more transfers the peer takes on a session now (2.5.6), of those that proton has not written. */
+size_t sessions_window(void *session);
+
 /* The peer's channel for a session, if it has one. */
 uint16_t sessions_channel(void *session);

@@ -56,7 +56,8 @@ OUTPUT_BYTES_MAX = 8 * 1024 * 1024
 """A case is at most 64 KiB, so nothing in it justifies an answer of this size."""
 DESCRIBED_BYTES_MAX = 1_024
 MESSAGE = bytes.fromhex("005373c00701a1046d2d3131005375a003626f64")
-LARGE = bytes(10_000)
+LARGE = [bytes(10_000), bytes(30_000), bytes(150_000)]
+"""What goes through proton, past it in one frame, and past it in several, if the peer's frames are usual."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,6 +111,8 @@ class Peer:
         if written := b"".join(self.engine.output()):
             self._output_bytes += len(written)
             pad_performatives(written)
+            assert self.engine._large_output._mark not in written, "a payload is in place of each reference"
+            assert not self.engine._large_output.is_stuck
         assert self._output_bytes < OUTPUT_BYTES_MAX, "a small input made a large answer"
         self._serve(self.engine.take_events())
 
@@ -195,8 +198,9 @@ class Peer:
         tags = [(self._tags + number).to_bytes(16, "big") for number in range(count)]
         self._tags += count
         settled = link.snd_settle_mode == 1
-        if self._random.random() < 0.02:
-            sent = engine.send(link, tags, [MESSAGE] * count, settled, [LARGE] * count, len(LARGE) // 2)
+        if self._random.random() < 0.3 and self._output_bytes < OUTPUT_BYTES_MAX // 4:
+            large = self._random.choices(LARGE, k=count)
+            sent = engine.send(link, tags, [MESSAGE] * count, settled, large, self._random.choice((0, 5_000)))
         else:
             sent = engine.send(link, tags, [MESSAGE] * count, settled)
         if link in self._sent:

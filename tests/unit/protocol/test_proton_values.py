@@ -95,6 +95,7 @@ FUNCTIONS = {
     "pn_link_name": "char *(pn_link_t *)",
     "pn_link_open": "void(pn_link_t *)",
     "pn_link_properties": "pn_data_t *(pn_link_t *)",
+    "pn_link_queued": "int(pn_link_t *)",
     "pn_link_recv": "ssize_t(pn_link_t *, char *, size_t)",
     "pn_link_remote_condition": "pn_condition_t *(pn_link_t *)",
     "pn_link_remote_properties": "pn_data_t *(pn_link_t *)",

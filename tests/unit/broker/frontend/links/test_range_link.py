@@ -135,7 +135,7 @@ async def test_the_engine_gets_a_reference_to_a_large_envelope(monkeypatch: pyte
     kept: list[int] = []
     rests = LargeOutput.rests
 
-    def noted(self: LargeOutput, *given: Any) -> list[bytes]:
+    def noted(self: LargeOutput, *given: Any) -> tuple[list[bytes], list[int]]:
         passed = rests(self, *given)
         kept.append(self.bytes)
         return passed
