@@ -73,7 +73,6 @@ LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 # Bound once, because an attribute of `lib` costs as much as the call itself.
 _collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
-_unsent = lib.pn_session_outgoing_bytes
 _cast, _POINTER = ffi.cast, ffi.typeof("void *")
 # Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
@@ -112,7 +111,7 @@ class Engine:
         lib.pn_transport_bind(self._transport, self._connection)
         self._lenience = Lenience(channel_max, max_frame_bytes, parts)
         self._intake = Intake(self._lenience)
-        self._large_input, self._large_output = LargeInput(max_frame_bytes), LargeOutput()
+        self._large_input = LargeInput(max_frame_bytes)
         self.pads_frames = False
         """Whether the peer needs all fields of each performative (`frames.py`)."""
         self._push_size = PushSize()
@@ -122,6 +121,7 @@ class Engine:
         )
         self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial, self._lenience)
         self._attached = self._links.attached  # bound here because each push uses it
+        self._large_output = LargeOutput(self._links.sessions)
         self._accepted: list[Delivery] = []
         """Incoming deliveries to settle as accepted before the next output, and before events are read,
         which may free their link."""
@@ -291,7 +291,7 @@ class Engine:
         accepted, self._accepted = self._accepted, []
         written, left, self.has_events = exchange.write(*self._proton, accepted)
         chunks, self.finished = [written] if written else [], left < 0
-        if self._large_output.taken_bytes:
+        if self._large_output.wrote_early:
             chunks = self._large_output.taken() + chunks
         if left > 0:  # a frame exceeds the buffer
             rest, self.finished = written_by(self._transport)
@@ -341,6 +341,7 @@ class Engine:
             return iter(())
         self._freed = self.finished = True
         self._accepted.clear()
+        self._large_output.forget_all()
         self._is_plain = False
         return free_all(self._connection, self._transport, self._collector, self._links.drop_all())
 
@@ -503,17 +504,17 @@ class Engine:
 
     def unsent_bytes(self, link: Link) -> int:
         """The bytes in the link's session that wait to be written, or for its window to open (§2.5.6)."""
-        in_proton = int(_unsent(link.session.pn))
-        return in_proton + link.session.kept_bytes + self._large_output.taken_bytes
+        return self._large_output.unsent_bytes(link.session)
 
     def unsent_bytes_of_all(self) -> int:
         """Like `unsent_bytes`, over all sessions."""
-        in_proton: int = sum(map(_unsent, self._links.sessions))
-        return in_proton + self._large_output.bytes + self._large_output.taken_bytes
+        return self._large_output.unsent_bytes_of_all()
 
     def drained(self, link: Link) -> None:
         """Give the rest of the credit back, because no more messages are available (§2.6.7)."""
-        lib.pn_link_drained(link.pn)
+        if lib.pn_link_credit(link.pn) > 0:  # proton would give back also what the peer has withdrawn
+            lib.pn_link_drained(link.pn)
+            self._large_output.wait()
 
     def send(
         self,

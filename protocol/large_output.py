@@ -20,9 +20,15 @@ alike, and stand for its parts in their order.
     to the socket   size  more  front  | payload of 64 KiB | size  more | 64 KiB | size  last | the rest
 
 Proton must write each of these parts at once, because it would write two of them into one frame. It does if
-it has nothing else to write on the session, and if the window is open for all transfers of the message.
-Otherwise, proton gets the message itself, as it does if the peer's frames are small: it then divides it into
-frames, and keeps what the window holds back.
+our begin and attach are written, if it counts enough credit, and if the window is open for all transfers of
+the message. Otherwise, proton gets the message itself, as it does
+
+- if the peer's frames are small: copies of small parts cost less;
+- if proton holds something back on any session, because it looks at all of that for each part;
+- if the peer drains the link, or a drain is to be answered: what is written early includes our answer, which
+  comes after the messages of the link (§2.6.7).
+
+It then divides the message into frames, and keeps what the window holds back.
 
 Payloads of deliveries that proton has not written yet count as unsent bytes of their session.
 """
@@ -31,14 +37,14 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from protocol import runs
 from protocol._runs import ffi
 from protocol._runs import lib as native
 from protocol._spans import largest
-from protocol.links import Delivery, Link
+from protocol.links import Delivery, Link, Session
 from protocol.proton_values import lib, written_by
 from protocol.runs import TRANSFER_BYTES_MAX
 
@@ -50,30 +56,39 @@ _MARK_BYTES = 16
 _REFERENCE_BYTES = _MARK_BYTES + 4
 _PLACES_MAX = 1024
 _U32 = struct.Struct(">I")
+_unsent = lib.pn_session_outgoing_bytes
 _SENDING = lib.PN_LOCAL_ACTIVE | lib.PN_REMOTE_ACTIVE
 
 _PLACE = struct.Struct("@NNI0N")
 """`reference_t` of `native/large_payloads.h`."""
 assert _PLACE.size == ffi.sizeof("reference_t")
 
-_find, _window = native.large_find, native.sessions_window
+_find, _window, _credit = native.large_find, native.sessions_window, native.sessions_credit
 _places, _next = ffi.new("reference_t[]", _PLACES_MAX), ffi.new("size_t *")
 
-Kept = tuple[memoryview, Link, int]
+Kept = tuple[memoryview, Link, int, int]
 Piece = bytes | memoryview
 
 
 class LargeOutput:
     """The large payloads that one connection sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: Collection[Any]) -> None:
+        """`sessions` always contains proton's sessions of the connection."""
+        self._sessions = sessions
         self._mark = os.urandom(_MARK_BYTES)
         self._kept: dict[int, Kept] = {}
-        """By the numbers in their references: what is left of the payload, the link that it is sent on, and
-        how much of it the next reference stands for."""
+        """By the numbers in their references: what is left of the payload, the link that it is sent on, how
+        much of it the next reference stands for, and how much each that follows."""
         self._number = 0
         self._room = 0
         """How many bytes of a message fit into a frame of the peer."""
+        self._held_back = 0
+        """How many bytes proton still had when it was to write all of them."""
+        self._waits = False
+        """Whether everything goes through proton until the next output."""
+        self.wrote_early = False
+        """Whether `taken` is to be called with the next output."""
         self._taken: list[bytes] = []
         self.bytes = 0
         """The size of all payloads that are kept."""
@@ -111,27 +126,57 @@ class LargeOutput:
 
     def _transfers_now(self, transport: Any, link: Link, messages: int) -> int:
         """How many transfers proton is certain to write on the link at once, for so many messages."""
-        written, is_finished = written_by(transport)
-        self._take_early(*written)
-        pn, session = link.pn, link.session.pn
+        pn = link.pn
         if (
-            is_finished
-            or lib.pn_link_state(pn) != _SENDING
-            or lib.pn_link_credit(pn) < messages
+            lib.pn_link_state(pn) != _SENDING
+            or lib.pn_link_get_drain(pn)
+            # Checked before, too: proton forgets a begin if it is to write it before the open.
+            or _credit(pn) < messages
+            or not self._has_written_all(transport)
+            or _credit(pn) < messages
             or lib.pn_link_queued(pn)
-            or lib.pn_session_outgoing_bytes(session)
         ):
             return 0
-        return int(_window(session))
+        return int(_window(link.session.pn))
+
+    def _has_written_all(self, transport: Any) -> bool:
+        """Have proton write what it has; returns whether nothing is left, and more can be written."""
+        if self._waits or 0 < self._held_back <= self._in_proton():
+            return False  # else it would look at all of that again, and write as little as the last time
+        written, is_finished = written_by(transport)
+        self._take_early(*written)
+        self._held_back, self.wrote_early = self._in_proton(), True
+        return not (is_finished or self._held_back)
+
+    def _in_proton(self) -> int:
+        """The bytes that proton has not written yet, on all sessions."""
+        return sum(map(_unsent, self._sessions))
+
+    def unsent_bytes(self, session: Session) -> int:
+        """The bytes of a session that have not gone to the peer, and what is written already."""
+        return int(_unsent(session.pn)) + session.kept_bytes + self.taken_bytes
+
+    def unsent_bytes_of_all(self) -> int:
+        """The same for all sessions."""
+        return self._in_proton() + self.bytes + self.taken_bytes
 
     def _take_early(self, *written: bytes) -> None:
         self._taken += filter(None, written)
         self.taken_bytes += sum(map(len, written))
 
     def taken(self) -> list[bytes]:
-        """What proton has written already; it goes out before what proton writes from now on."""
+        """What proton has written already; it goes out before what proton has written now, which is all that
+        it can."""
         taken, self._taken, self.taken_bytes = self._taken, [], 0
+        if self._held_back:
+            self._held_back = self._in_proton()
+        self.wrote_early, self._waits = self._held_back > 0, False
         return taken
+
+    def wait(self) -> None:
+        """Have proton write nothing before the next output, because it is to answer a drain: it forgets that
+        if it is to write while the window holds messages of the link back."""
+        self.wrote_early = self._waits = True
 
     def rests(
         self, link: Link, fronts: Sequence[bytes], rests: Sequence[bytes], skipped: int, transfers_max: int
@@ -158,7 +203,7 @@ class LargeOutput:
             elif size < PAYLOAD_BYTES_MIN:
                 passed.append(rest[skipped:])
                 continue
-            kept[number] = memoryview(rest)[skipped:], link, first
+            kept[number] = memoryview(rest)[skipped:], link, first, room
             kept_bytes += size
             passed.append(mark + _U32.pack(number))
             number = (number + 1) & 0xFFFF_FFFF
@@ -192,9 +237,9 @@ class LargeOutput:
 
     def _take(self, number: int) -> memoryview:
         """Take what the next reference of this number stands for."""
-        payload, link, size = self._kept.pop(number)
+        payload, link, size, room = self._kept.pop(number)
         if size < len(payload):
-            self._kept[number] = payload[size:], link, self._room
+            self._kept[number] = payload[size:], link, room, room
             payload = payload[:size]
         self.bytes -= len(payload)
         link.session.kept_bytes -= len(payload)
@@ -202,7 +247,12 @@ class LargeOutput:
 
     def forget(self, is_gone: Callable[[Link], bool]) -> None:
         """Forget the payloads of links that are gone: proton has dropped their deliveries."""
-        for number in [number for number, (_, link, _) in self._kept.items() if is_gone(link)]:
-            payload, link, _ = self._kept.pop(number)
+        for number in [number for number, (_, link, *_) in self._kept.items() if is_gone(link)]:
+            payload, link, *_ = self._kept.pop(number)
             self.bytes -= len(payload)
             link.session.kept_bytes -= len(payload)
+
+    def forget_all(self) -> None:
+        """Forget all payloads, because nothing will be written any more."""
+        self.forget(lambda _: True)
+        self._taken, self.taken_bytes = [], 0

@@ -88,7 +88,42 @@ def _layout_is_known(proton_ffi: Any, proton: Any) -> bool:
     known = known and not is_settled_early and lib.deliveries_mark_settled(delivery, True)
     proton.pn_connection_release(connection)
     proton.pn_decref(connection)
-    return is_known and known and all(parts)
+    return is_known and known and all(parts) and _layout_of_links_is_known(proton)
+
+
+_PEER = {"channel": 5, "handle": 7, "window": 0x0102_0304, "credit": 0x0506_0708}
+_SAID = (
+    b"AMQP\x00\x01\x00\x00"
+    b"\x00\x00\x00\x11\x02\x00\x00\x00\x00\x53\x10\xc0\x04\x01\xa1\x01p"  # open
+    b"\x00\x00\x00\x16\x02\x00\x00\x05\x00\x53\x11\xc0\x09\x04\x40\x43\x70\x00\x00\x00\x09\x43"  # begin
+    b"\x00\x00\x00\x14\x02\x00\x00\x05\x00\x53\x12\xc0\x07\x03\xa1\x01l\x52\x07\x41"  # attach
+    b"\x00\x00\x00\x1e\x02\x00\x00\x05\x00\x53\x13\xc0\x11\x07"  # flow
+    b"\x43\x70\x01\x02\x03\x04\x43\x43\x52\x07\x43\x70\x05\x06\x07\x08"
+)
+"""What a peer says that receives on a link, with these numbers."""
+
+
+def _layout_of_links_is_known(proton: Any) -> bool:
+    """Like `_layout_is_known`, for what a peer changes, and what is known once we have answered it."""
+    connection, transport = proton.pn_connection(), proton.pn_transport()
+    proton.pn_transport_set_server(transport)
+    proton.pn_transport_bind(transport, connection)
+    proton.pn_transport_push(transport, _SAID, len(_SAID))
+    session, link = proton.pn_session_head(connection, 0), proton.pn_link_head(connection, 0)
+    known = bool(session and link)
+    if known:
+        peer = _new("peer_t *", _PEER)
+        known = lib.sessions_links_are_known(session, link, False, peer)
+        proton.pn_connection_open(connection)
+        proton.pn_session_open(session)
+        proton.pn_link_open(link)
+        proton.pn_transport_pending(transport)
+        known = known and lib.sessions_links_are_known(session, link, True, peer)
+    proton.pn_transport_unbind(transport)
+    proton.pn_connection_release(connection)
+    proton.pn_decref(connection)
+    proton.pn_decref(transport)
+    return known
 
 
 def address_of(pointer: Any) -> int:

@@ -187,7 +187,7 @@ bool runs_send_parts(void *link, const messages_t *messages, bool settled, void 
         pn.link_send(link, front.start, front.size);
         pn.link_send(link, rest.start, rest.size);
         if (messages->parts[i] > 1) {
-            /* in each transfer (2.7.5); to proton, a settled delivery is one without further parts */
+            /* in each transfer (§2.7.5); to proton, a settled delivery is one without further parts */
             if (settled) deliveries_mark_settled(delivery, true);
             is_complete = send_parts(link, delivery, rest, messages->parts[i], output);
             if (settled) deliveries_mark_settled(delivery, false);

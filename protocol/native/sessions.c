@@ -1,9 +1,14 @@
-/* Reads how proton has numbered the deliveries of a session (python-qpid-proton 0.40.0).
+/* Reads how proton has numbered the deliveries of a session, and what it would write on a link
+   (python-qpid-proton 0.40.0).
 
    A peer may name deliveries that do not exist, and proton then looks at all of those that do. Which numbers
    exist is known to proton alone: it numbers a delivery when it writes it, which may be long after the broker
-   has sent it. None of its functions tells, so this file relies on the layout of a session. At the start of
-   each process, `sessions_are_known` checks the layout against proton. Nothing is written. */
+   has sent it. And proton writes a message at once only if begin and attach are written, the window is open,
+   and there is credit by its own count, which may be less than that of pn_link_credit.
+
+   None of its functions tells, so this file relies on the layouts of a session and a link. At the start of
+   each process, `sessions_are_known` and `sessions_links_are_known` check them against proton. Nothing is
+   written. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,6 +48,29 @@ typedef struct {
     void *connection, *links, *freed, *context;
 } session_t; /* pn_session_t */
 
+typedef struct {
+    void *address;
+    struct {
+        size_t size;
+        char *start;
+    } raw[4];
+    void *values[4];
+    uint32_t timeout;
+    uint8_t durability, expiry_policy, type, distribution_mode;
+    bool has_expiry_policy, dynamic;
+} terminus_t; /* pn_terminus_t */
+
+typedef struct {
+    endpoint_t endpoint;
+    terminus_t source, target, remote_source, remote_target;
+    struct {
+        uint32_t local_handle, remote_handle;
+        int32_t delivery_count, credit;
+    } state;
+    void *name;
+    session_t *session;
+} link_t; /* pn_link_t */
+
 enum { CAPACITY_FIRST = 16, NO_CHANNEL = 0xffff };
 
 static bool is_new(const numbered_t *numbered) {
@@ -57,6 +85,17 @@ bool sessions_are_known(void *session, void *connection, void *attachments) {
            is_new(&known->state.deliveries.incoming) && is_new(&known->state.deliveries.outgoing);
 }
 
+bool sessions_links_are_known(void *session, void *link, bool is_written, const peer_t *peer) {
+    const session_t *known = session;
+    const link_t *known_link = link;
+    return known_link->session == known && known->state.remote_channel == peer->channel &&
+           known->state.remote_incoming_window == peer->window &&
+           known->state.local_channel == (is_written ? 0 : NO_CHANNEL) &&
+           known_link->state.local_handle == (is_written ? 0 : UINT32_MAX) &&
+           known_link->state.remote_handle == peer->handle &&
+           known_link->state.delivery_count == 0 && known_link->state.credit == peer->credit;
+}
+
 session_deliveries_t *sessions_deliveries(void *session) {
     return &((session_t *)session)->state.deliveries;
 }
@@ -64,6 +103,12 @@ session_deliveries_t *sessions_deliveries(void *session) {
 size_t sessions_window(void *session) {
     int32_t window = ((session_t *)session)->state.remote_incoming_window;
     return window > 0 ? (size_t)window : 0;
+}
+
+size_t sessions_credit(void *link) {
+    const link_t *known = link;
+    if ((int16_t)known->session->state.local_channel < 0 || (int32_t)known->state.local_handle < 0) return 0;
+    return known->state.credit > 0 ? (size_t)known->state.credit : 0;
 }
 
 uint16_t sessions_channel(void *session) { return ((session_t *)session)->state.remote_channel; }

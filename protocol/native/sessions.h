@@ -22,11 +22,27 @@ typedef struct {
    are what proton's own functions return for it. */
 bool sessions_are_known(void *session, void *connection, void *attachments);
 
+/* What a peer has said in its begin, its attach and its last flow. */
+typedef struct {
+    uint16_t channel;
+    uint32_t handle;
+    int32_t window, credit;
+} peer_t;
+
+/* Whether what `sessions_window`, `sessions_credit` and `sessions_channel` read is where this file expects
+   it: on the first session of a connection and its first link, which the peer has opened, before our own
+   begin and attach are written, or after that. */
+bool sessions_links_are_known(void *session, void *link, bool is_written, const peer_t *peer);
+
 /* The deliveries of a session. They are there as long as it is. */
 session_deliveries_t *sessions_deliveries(void *session);
 
-/* How many more transfers the peer takes on a session now (2.5.6), of those that proton has not written. */
+/* How many more transfers the peer takes on a session now, of those that proton has not written. */
 size_t sessions_window(void *session);
+
+/* How many messages proton writes on a sender's link as soon as it has them, if the session's window is open
+   and none is left from before. 0 until our begin and attach are written, and after an end or a detach. */
+size_t sessions_credit(void *link);
 
 /* The peer's channel for a session, if it has one. */
 uint16_t sessions_channel(void *session);

@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from random import Random
+from typing import Any
 
 import pytest
 
 from protocol import engine as engine_module
-from protocol import large_output, runs
+from protocol import large_output, proton_values, runs
+from protocol._runs import lib as native
 from protocol.codec import UInt
-from protocol.events import ConnectionClosed, ErrorCondition, Outcome
+from protocol.events import ConnectionClosed, ErrorCondition, LinkAttached, Outcome
 from protocol.links import Delivery, Link
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import detach, disposition, tags
@@ -367,6 +369,150 @@ def test_deliveries_of_several_frames_are_settled_like_others() -> None:
     assert peer.engine.credit(link) == 97
 
 
+# --- what proton counts otherwise ---------------------------------------------------------------------------
+
+
+def flow(
+    peer: EnginePeer, *, transfers: int = 1_000, received: int = 0, credit: int = 0, drain: bool = False
+) -> None:
+    """The peer says how much it takes on session 0 and its first link, of whose messages it has none."""
+    fields = raw.flow_fields(0, 0, credit, drain=drain, received=received)
+    fields[1] = UInt(transfers)
+    peer.say(raw.frame(raw.FLOW, fields))
+
+
+def test_nothing_is_divided_before_begin_and_attach_are_written() -> None:
+    """Symptom: a client that says everything at once, and reads large messages, got a close."""
+    peer, fields = EnginePeer(), raw.open_fields(max_frame_bytes=FRAME_BYTES)
+    reader = Reader(peer)
+    says = [raw.frame(raw.OPEN, fields), raw.frame(raw.BEGIN, raw.begin_fields())]
+    says += [raw.frame(raw.ATTACH, raw.receiver_attach(0, "queue"))]
+    says += [raw.frame(raw.FLOW, raw.flow_fields(0, 0, 10))]
+    link = of(peer.say(raw.AMQP_HEADER, *says), LinkAttached)[0].link
+    peer.engine.accept_link(link)
+    send(peer, link, [KIB_200])  # before our open
+    peer.engine.open({})
+    found = reader.read()
+    assert [each.message for each in found] == [b"front 0 " + KIB_200] and found[0].is_whole
+    assert not of(peer.engine.take_events(), ConnectionClosed)
+
+
+def test_credit_that_the_peer_has_withdrawn_is_not_given_back() -> None:
+    """Symptom: a drain in that state let the broker count more credit than there was, and the connection was
+    closed with the next large messages."""
+    peer, reader = opened()
+    link = peer.receiver(credit=0)
+    flow(peer, transfers=0, credit=5)
+    send(peer, link, [b"small", b"small"])
+    reader.read()
+    flow(peer, transfers=0, credit=0, drain=True)
+    assert peer.engine.credit(link) == 0 and peer.engine.draining(link)
+    peer.engine.drained(link)
+    assert reader.read() == []
+    flow(peer, credit=5)
+    assert peer.engine.credit(link) == 3, "two of the five are used"
+    assert [each.number for each in reader.read()] == [0, 1]
+    send(peer, link, [KIB_200] * 3, first=2)
+    found = reader.read()
+    assert [each.number for each in found] == [2, 3, 4] and all(each.is_whole for each in found)
+    assert not of(peer.engine.take_events(), ConnectionClosed)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_messages_for_which_proton_has_no_credit_wait(is_read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: the connection was closed after two drains in one turn."""
+
+    def scene(peer: EnginePeer, reader: Reader) -> list[Sent]:
+        link = peer.receiver(credit=0)
+        flow(peer, credit=5, drain=True)
+        peer.engine.drained(link)
+        flow(peer, credit=8, drain=True)
+        assert peer.engine.credit(link) == 3
+        if is_read:  # what goes out gives all eight back
+            reader.read()
+        send(peer, link, [KIB_200])
+        send(peer, link, [KIB_200], first=1)
+        found = reader.read()
+        assert not of(peer.engine.take_events(), ConnectionClosed)
+        return found
+
+    found = same_as_through_proton(scene, monkeypatch, FRAME_BYTES)
+    assert [each.is_whole for each in found] == ([] if is_read else [True, True])
+
+
+def test_a_drain_is_answered_after_the_messages_for_it() -> None:
+    peer, reader = opened()
+    link = peer.receiver(credit=0)
+    flow(peer, credit=5, drain=True)
+    send(peer, link, [KIB_200])
+    peer.engine.drained(link)
+    flow(peer, credit=7, drain=True)
+    send(peer, link, [KIB_200], first=1)
+    codes = [frame.code for frame in frames_of(b"".join(peer.engine.output()))]
+    assert codes == [raw.TRANSFER] * 8 + [raw.FLOW]
+    flow(peer, received=8, credit=9)
+    assert peer.engine.credit(link) and not peer.engine.draining(link)
+    send(peer, link, [KIB_200], first=2)
+    assert [each.is_whole for each in reader.read()] == [True]
+    assert reader.copied < 1_000, "the drain is over"
+
+
+def test_an_answer_to_a_drain_is_not_forgotten_while_the_window_is_shut() -> None:
+    """Symptom: large messages on another link had proton write too early, and the answer never came."""
+    peer, reader = opened()
+    link, other = peer.receiver(credit=0), peer.receiver(1)
+    flow(peer, transfers=0, credit=5, drain=True)
+    send(peer, link, [b"small"])
+    peer.engine.drained(link)
+    send(peer, other, [KIB_200], first=1)
+    window(peer, 100)
+    assert [frame.code for frame in peer.hear()] == [raw.TRANSFER] * 5 + [raw.FLOW]
+    send(peer, other, [KIB_200], first=2)
+    assert [each.is_whole for each in reader.read()] == [True] and reader.copied < 1_000
+
+
+def test_what_proton_would_write_is_known_for_each_state_of_a_link() -> None:
+    peer = EnginePeer().open()
+    says = peer.say(raw.frame(raw.ATTACH, raw.receiver_attach(0, "queue")))
+    link = of(says, LinkAttached)[0].link
+    flow(peer, transfers=77, credit=12)
+    peer.engine.accept_link(link)
+    window_of, credit_of = native.sessions_window, native.sessions_credit
+    assert window_of(link.session.pn) == 77 and credit_of(link.pn) == 0, "the attach is not written"
+    peer.hear()
+    assert window_of(link.session.pn) == 77 and credit_of(link.pn) == 12
+    peer.engine.send(link, tags(0, 1), [b"x"] * 2, False)
+    assert peer.engine.credit(link) == 10 and credit_of(link.pn) == 12
+    peer.hear()
+    assert window_of(link.session.pn) == 75 and credit_of(link.pn) == 10
+    flow(peer, transfers=0, received=2, credit=1)  # less than was sent
+    assert window_of(link.session.pn) == 0 and credit_of(link.pn) == 0
+    peer.engine.close_link(link, ErrorCondition("amqp:not-found", "gone"))
+    flow(peer, received=2, credit=50)
+    peer.hear()
+    assert credit_of(link.pn) == 0
+
+
+@pytest.mark.parametrize("field", ["channel", "handle", "window", "credit"])
+def test_a_layout_of_links_that_is_not_known_is_noticed(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs._layout_of_links_is_known(proton_values.lib)
+    monkeypatch.setitem(runs._PEER, field, runs._PEER[field] + 1)
+    assert not runs._layout_of_links_is_known(proton_values.lib)
+
+
+@pytest.mark.parametrize(("before", "after"), [(65_536, 20_000), (20_000, 65_536)])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_message_keeps_the_frames_that_it_was_divided_for(before: int, after: int, settled: bool) -> None:
+    """Symptom: a second open, with other frames, cut off what had been sent before; or writing failed."""
+    peer, reader = opened(before)
+    link = peer.receiver(settled=settled)
+    send(peer, link, [KIB_200], settled=settled)
+    peer.say(raw.frame(raw.OPEN, raw.open_fields(max_frame_bytes=after)))
+    send(peer, link, [KIB_200], first=1, settled=settled)
+    found = reader.read()
+    assert found[0].message == b"front 0 " + KIB_200 and found[0].is_whole
+
+
 # --- bounds -------------------------------------------------------------------------------------------------
 
 
@@ -388,6 +534,65 @@ def test_a_message_of_100_mib_takes_no_second_copy(frame_bytes_max: int) -> None
     frames = frames_of(b"".join(pieces))
     assert len(frames) == -(-(len(stored) + 5) // (frame_bytes_max - runs.TRANSFER_BYTES_MAX))
     assert sum(len(frame.payload) for frame in frames) == len(stored) + 5
+
+
+def test_parts_cost_no_look_at_what_other_sessions_hold_back() -> None:
+    """Symptom: with 50,000 small messages that wait for the window of one session, five large ones on another
+    took 75 ms instead of 4."""
+    peer, reader = opened()
+    peer.say(raw.frame(raw.BEGIN, raw.begin_fields(0), channel=1))
+    peer.hear()
+    held, link = peer.receiver(0, channel=1), peer.receiver(0)
+    window(peer, 0, channel=1)
+    written: list[str] = []
+    peer.engine.send(held, tags(*range(10)), [b"x" * 90] * 10, False)
+    with pytest.MonkeyPatch.context() as patch:
+        count_writes(patch, written)
+        for first in range(1, 50, 5):
+            send(peer, link, [KIB_200] * 5, first=first)
+    assert written == ["all"], "proton looks at what is held back once, instead of for each part"
+    assert len(reader.read()) == 50
+    window(peer, 1_000, channel=1)
+    assert [each.channel for each in reader.read()] == [1] * 10
+    copied = reader.copied
+    send(peer, held, [b"x" * 1_000] * 2, first=100)  # more than was held back
+    send(peer, link, [KIB_200], first=102)
+    assert all(each.is_whole for each in reader.read()) and reader.copied < copied + 3_000
+
+
+def count_writes(patch: pytest.MonkeyPatch, written: list[str]) -> None:
+    """Note each time that proton is to write in the middle of a turn: `all`, or parts of messages."""
+    write, send_parts = proton_values.written_by, runs.send_parts
+
+    def counted(transport: object) -> tuple[list[bytes], bool]:
+        written.append("all")
+        return write(transport)
+
+    def parts(*arguments: Any) -> tuple[list[Delivery], bytes, bool]:
+        written.append("parts")
+        return send_parts(*arguments)
+
+    patch.setattr(large_output, "written_by", counted)
+    patch.setattr(runs, "send_parts", parts)
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_freed_connection_keeps_no_payloads(is_stuck: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, reader = opened()
+    link = peer.receiver()
+    window(peer, 1)
+    if is_stuck:
+        monkeypatch.setattr(large_output, "_window", lambda _: 100)
+        send(peer, link, [KIB_200])
+        reader.read()
+    else:
+        window(peer, 100)
+        send(peer, link, [KIB_200])
+        peer.engine.receive_eof()
+    output = peer.engine._large_output
+    assert output
+    peer.engine.free_in_steps()  # not run
+    assert not output and output.bytes == output.taken_bytes == link.session.kept_bytes == 0
 
 
 def test_proton_keeps_no_memory_of_messages_of_several_frames() -> None:
