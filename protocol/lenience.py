@@ -70,7 +70,7 @@ _HEAD_BYTES_MAX = 1024 + 1024
 """Enough for the longest extended header (§2.3.1) and a transfer with a state."""
 _HEADER_BYTES = 8
 _NULL = b"\x40"
-_LIST8, _LIST32 = 0xC0, 0xD0
+_LIST0, _LIST8, _LIST32 = 0x45, 0xC0, 0xD0
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
 """Indexes of fields in a transfer (§2.7.5)."""
 _HANDLE_MAX = 4
@@ -277,7 +277,7 @@ class Lenience:
         head = data[offset : min(end, offset + most)]
         try:
             code, value = _performative(head, frame_bytes)
-            if code in (_DISPOSITION, _ATTACH, _OPEN):  # these are looked at as a whole
+            if code == _DISPOSITION or code in _COUNTED:  # these are looked at as a whole
                 most = DISPOSITION_BYTES_MAX if code == _DISPOSITION else PERFORMATIVE_BYTES_MAX
                 head = data[offset : min(end, offset + most)]
             return self._judge(code, value, head, frame_bytes), len(head)
@@ -305,6 +305,8 @@ class Lenience:
         Raises IndexError, struct.error or DecodeError if the frame ends too early; then nothing has changed.
         """
         channel = int.from_bytes(head[6:8], "big")
+        if code in _COUNTED:
+            _check_extent(head, value)
         if code == _BEGIN:
             answers, handle_max = _read_begin(head, value)
             if answers:
@@ -562,6 +564,21 @@ def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
         head[body + 10]  # raises IndexError until the whole descriptor has arrived
         return int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
     return None, body  # proton does not know any other encoding
+
+
+def _check_extent(head: bytes, value: int) -> None:
+    """Raise DecodeError unless the list has as many fields as it says, and IndexError if it is incomplete.
+    Proton goes by its size, and would find fields that are not counted."""
+    if head[value] not in (_LIST0, _LIST8, _LIST32):
+        raise DecodeError("a performative is a list")
+    count, place = elements(head, value)
+    for _ in range(count):
+        place = skip(head, place)
+    end = skip(head, value)
+    if end > len(head):
+        raise IndexError("some of the fields have not arrived")
+    if place != end:
+        raise DecodeError("the list has another number of fields than it says")
 
 
 def _handle(code: int, head: bytes, value: int) -> UInt | None:

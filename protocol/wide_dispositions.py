@@ -118,12 +118,14 @@ class WideDispositions:
     def _replaced(self, head: bytes, value: int, session: Any) -> bytes | None:
         """Like `divide`, for a whole frame."""
         count, role = elements(head, value)
-        if count <= _FIRST:
-            return None
         places = [role]
         for _ in range(count):
             places.append(skip(head, places[-1]))
-        if places[-1] != skip(head, value) or head[role : places[_FIRST]] not in _ROLES:
+        if places[-1] != skip(head, value):
+            raise DecodeError("the list has another number of fields than it says")
+        if count <= _FIRST:
+            return None
+        if head[role : places[_FIRST]] not in _ROLES:
             raise DecodeError("the fields are not those of a disposition")
         first = last = scalar(head, places[_FIRST])
         if count > _LAST and (given := scalar(head, places[_LAST])) is not None:

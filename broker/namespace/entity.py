@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import ClassVar, Protocol, cast
 
 from broker.base.errors import Reason, Refused, not_found_text
@@ -576,11 +577,12 @@ class Entity:
     async def _tell_watchers(self, tell: Callable[[Watcher], None]) -> None:
         """Tell those that watch, over several turns of the event loop: there may be thousands of links, and
         each that closes takes some 30 µs."""
-        for number, watcher in enumerate(list(self.watchers)):
-            if number % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
-                await asyncio.sleep(0)
-            if watcher in self.watchers:
+        told = set[Watcher]()
+        while untold := self.watchers - told:  # some come meanwhile, such as links that have got a session
+            for watcher in islice(untold, TOLD_AT_ONCE):
+                told.add(watcher)
                 tell(watcher)
+            await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """Stop the partitions that were used."""

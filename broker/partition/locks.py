@@ -36,8 +36,9 @@ TOKEN_BYTES = 16
 DROPPED_AT_ONCE = 1024
 """Leases that one step of `drop` forgets: less than a millisecond."""
 
-SPARSE, SPARE = 2, 16
-"""A lease refers to at most SPARSE times as many messages as it holds, and SPARE more."""
+SPARSE = 2
+"""A lease refers to at most so many times as many messages as it holds. Settled ones keep their changed
+properties, 64 KiB each."""
 
 Unlocked = list[tuple[Subqueue, list[Reference]]]
 """Messages whose locks have ended, by subqueue."""
@@ -280,7 +281,7 @@ class Locks:
                     )
                     held[lease.id] = held.get(lease.id, 0) + 1
         assert held == {id: lease.left for id, lease in self._leases.items()}
-        assert all(len(each.references) <= SPARSE * each.left + SPARE for each in self._leases.values())
+        assert all(len(each.references) <= SPARSE * each.left for each in self._leases.values())
         assert all(lease.session is None or lease in lease.session.leases for lease in self._leases.values())
         homes: dict[int, list[int]] = {}
         for lease in self._leases.values():
@@ -297,7 +298,7 @@ class Locks:
         they are many. A settled message would take memory for as long as one beside it is locked."""
         if not lease.left:
             self._end(lease)
-        elif len(lease.references) > SPARSE * lease.left + SPARE:
+        elif len(lease.references) > SPARSE * lease.left:
             lease.references = [reference for reference in lease.references if reference.lease is lease]
             untrack([lease.references])
 

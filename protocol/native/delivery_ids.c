@@ -136,9 +136,12 @@ static bool pass_disposition(delivery_ids_t *ids, const session_ids_t *session, 
     uint32_t listed, first, last, named = 0;
     size_t bytes;
     if (!read_list_head(&fields, &listed, &bytes) || listed < 2) return false;
+    const uint8_t *begin = fields.at;
     bool is_receiver = left(&fields) >= 1 && fields.at[0] == 0x41;
     if (!skip_flag(&fields, true) || !read_uint(&fields, &first)) return false;
     last = first;
+    /* Proton goes by the size of the list, and would find a `last` that is not counted. */
+    if (listed == 2 && (size_t)(fields.at - begin) != bytes) return false;
     if (listed > 2 && left(&fields) >= 1 && fields.at[0] == 0x40) {
         fields.at += 1;
     } else if (listed > 2 && !read_uint(&fields, &last)) {

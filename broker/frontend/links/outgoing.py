@@ -46,8 +46,9 @@ from protocol.values import decode_bounded
 
 DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
 
-Settling = tuple[Sequence[Delivery], DeliveriesUpdated]
-"""Deliveries whose settlement is being made durable, and the event in which the client settled them."""
+Settling = tuple[Sequence[Delivery], DeliveriesUpdated, int]
+"""Deliveries whose settlement is being made durable (none if the client waits for nothing), the event in
+which the client settled them, and how many messages they are."""
 
 
 class OutgoingLink:
@@ -227,7 +228,7 @@ class OutgoingLink:
                 deliveries = []
             elif settlement.is_answered:
                 self._connection.settling += len(deliveries)
-            self._receiver.settle(number, tokens, settlement, (deliveries, event))
+            self._receiver.settle(number, tokens, settlement, (deliveries, event, len(tokens)))
             if settlement is RELEASE:
                 self._engine.settle(deliveries, Outcome.RELEASED)
             elif event.annotations or event.error is not None:
@@ -264,7 +265,7 @@ class OutgoingLink:
 
     def settled(self, receipt: Settling, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
         """Tell the client that a settlement is durable, except for the messages in `failures`."""
-        deliveries, event = receipt
+        deliveries, event, _ = receipt
         self._connection.settling -= len(deliveries)
         self._count_changes(event)
         for reason, count in Counter(failures.values()).items() if failures else ():
@@ -284,10 +285,10 @@ class OutgoingLink:
 
     def not_settled(self, receipt: Settling, why: Refused) -> None:
         """Tell the client that a settlement failed as a whole."""
-        deliveries, event = receipt
+        deliveries, event, messages = receipt
         self._connection.settling -= len(deliveries)
         self._count_changes(event)
-        self._meter.refused(why.reason, len(deliveries))
+        self._meter.refused(why.reason, messages)
         if not self.link.gone:
             self._engine.reject(deliveries, error_of(why))
             self._connection.flush_soon()

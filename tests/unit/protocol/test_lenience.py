@@ -501,8 +501,10 @@ def test_dispositions_that_are_not_divided_are_handed_on_as_they_came() -> None:
         raw.frame(raw.DISPOSITION, [raw.RECEIVER, 0, 5_000]),
         raw.raw_frame(b"\x00\x53\x15\xc0\x09\x03\x41\x43\x70\x00\x00\xff\xff\x40"),
         raw.raw_frame(b"\x00\x53\x15\xc0\x09\x05\x41\x43\x52\xff\x42\x00\x53\x23"),
+        raw.raw_frame(b"\x00\x53\x15\xc0\x08\x00\x41\x43\x70\x00\x00\x0f\xff"),
+        raw.raw_frame(b"\x00\x53\x15\xc0\x08\x02\x41\x43\x70\x00\x00\x0f\xff"),
     ],
-    ids=["longs", "beyond-its-list", "cut-off"],
+    ids=["longs", "beyond-its-list", "cut-off", "none-said", "more-than-said"],
 )
 def test_malformed_dispositions_end_the_connection(said: bytes) -> None:
     lenience = begun()

@@ -190,6 +190,32 @@ def test_what_cannot_be_read_begins_no_session_and_no_link(said: bytes) -> None:
     assert peer.engine.session_count == 1 and peer.engine.link_count == 1
 
 
+UNCOUNTED = {
+    "list8": "c00e 00 600000 43 70 00001000 5264 52ff",
+    "list32": "d000000011 00000000 600000 43 70 00001000 5264 52ff",
+    "too few": "c00e 04 600000 43 70 00001000 5264 52ff",
+    "no list": "40",
+}
+"""Lists of a begin with a remote-channel. Proton goes by their size; they say that they have fewer fields."""
+
+
+@pytest.mark.parametrize("what", UNCOUNTED)
+@pytest.mark.parametrize("cut", [1, 1 << 20])
+def test_a_begin_whose_list_says_another_number_of_fields_ends_the_connection(what: str, cut: int) -> None:
+    """Symptom: it answered one of ours unseen, and the process died."""
+    peer = EnginePeer().open()
+    peer.receiver(1, credit=10)
+    body = bytes.fromhex("0200 0000 0053") + bytes((raw.BEGIN,)) + bytes.fromhex(UNCOUNTED[what])
+    said = (4 + len(body)).to_bytes(4, "big") + body + raw.frame(raw.END, [])
+    events = [event for at in range(0, len(said), cut) for event in peer.say(said[at : at + cut])]
+    (closed,) = of(events, ConnectionClosed)
+    assert closed.error is not None and closed.error.condition == DECODE_ERROR
+    peer.heard(raw.CLOSE)
+    peer.engine.receive_eof()
+    peer.engine.output()
+    peer.engine.free()
+
+
 @pytest.mark.parametrize("channel", [0, 5])
 @pytest.mark.parametrize("cut", [1, 1 << 20])
 def test_a_begin_that_answers_one_of_ours_ends_the_connection(channel: int, cut: int) -> None:

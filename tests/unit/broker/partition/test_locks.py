@@ -8,7 +8,7 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.entities.roles import SubqueueTable
 from broker.operations.settling import Complete, Renewed, RenewLocks, Settled
-from broker.partition.locks import DROPPED_AT_ONCE, SPARE, SPARSE, Locks
+from broker.partition.locks import DROPPED_AT_ONCE, SPARSE, Locks
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.subqueues import Subqueues
 from storage.log import Position
@@ -77,7 +77,7 @@ async def test_a_lease_forgets_settled_messages_while_others_of_it_are_locked() 
     for begin in range(0, 600, 50):
         await harness.do(1, Complete([each for each in locked.tokens[begin : begin + 50] if each != kept]))
         (lease,) = {id(each.lease): each.lease for each in held(harness)}.values()
-        assert lease is not None and len(lease.references) <= SPARSE * lease.left + SPARE
+        assert lease is not None and len(lease.references) <= SPARSE * lease.left
     assert len(held(harness)) == 1
     await harness.do(1, RenewLocks([kept]))
     assert one(await harness.do(1, Complete([kept])), Settled).failures == {}

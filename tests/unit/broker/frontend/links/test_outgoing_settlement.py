@@ -18,7 +18,7 @@ from protocol.events import DeliveriesUpdated, Outcome, SharedState, Transaction
 from protocol.values import decode_bounded
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import sections
-from tests.support.link_stack import tags_of
+from tests.support.link_stack import tags_of, turn
 from tests.support.receiving import demands, give, receiving
 
 
@@ -92,6 +92,12 @@ async def test_a_settlement_that_the_partition_could_not_carry_out_is_rejected_a
     (answer,) = await client.heard(raw.DISPOSITION)
     assert answer.field(4).value[0].value[:2] == ["com.microsoft:message-lock-lost", "down"]
     assert stack.metrics.entities["queue"].server_errors == 1
+    give(stack, 1, 1)
+    await client.hear()
+    client.dispose(1, 1, raw.outcome(raw.ACCEPTED), settled=True)
+    await turn()
+    stack.parts[1].answer(Complete, lambda operation: Failed(Reason.LOCK_ENDED, "down", operation.cookie))
+    assert stack.metrics.entities["queue"].server_errors == 2, "also if the client waits for no answer"
 
 
 async def test_a_dead_lettering_carries_its_reason_and_is_confirmed_by_a_bare_rejected() -> None:
