@@ -126,8 +126,8 @@ class SessionLocks:
 
     def accept(self, client: ClientId, accept: AcceptSession) -> None:
         """Lock a session for a client, or do so as soon as all that an earlier holder had is back. Raises
-        Refused: SESSION_NOT_FOUND if none is free, SESSION_LOCKED, SESSION_LOCK_LOST if the lock to be shared
-        has ended, NOT_ALLOWED, or QUOTA_EXCEEDED if too many share it."""
+        Refused: SESSION_NOT_FOUND if none is free, SESSION_LOCKED, NOT_ALLOWED, or QUOTA_EXCEEDED if too many
+        share it. A token says nothing if the session has no lock: a client may send an empty one."""
         space = self._space
         subqueue = space.messages.find(accept.subqueue)
         if not self.covers(subqueue):
@@ -152,9 +152,6 @@ class SessionLocks:
             self._accepting[client] = session
             self._requests.setdefault(session, {})[client] = accept
             return
-        if lock is None and accept.token is not None:
-            sessions.review(session)  # it may have been made for this, and have no messages
-            raise session_lock_lost(session.id)
         if lock is None:
             lock = session.lock = self._new_lock(subqueue, accept.is_shared)
             self._enter(subqueue, session, lock)
@@ -321,7 +318,7 @@ class SessionLocks:
 
     def _free(self, subqueue: Subqueue, session: MessageSession) -> None:
         """The session has no lock any more. The client that has waited longest gets it, and the others are
-        refused, also those that wanted to share the lock that has ended."""
+        refused."""
         assert subqueue.sessions is not None
         session.lock = None
         subqueue.sessions.review(session)

@@ -600,18 +600,6 @@ async def test_messages_with_thousands_of_changed_properties_of_many_sessions_co
     assert len(locked) > 3
 
 
-async def test_a_lock_that_has_ended_is_not_shared() -> None:
-    """Symptom: whoever came with its token silently got a lock of its own."""
-    harness = harness_of()
-    await send(harness, "a", "1")
-    first = one(await harness.do(1, AcceptSession(MAIN, b"a", is_shared=True)), SessionAccepted)
-    await harness.do(1, Detach())
-    for session_id in (b"a", b"empty"):
-        join = AcceptSession(MAIN, session_id, is_shared=True, token=first.token)
-        assert one(await harness.do(2, join), Failed).reason is Reason.SESSION_LOCK_LOST
-    one(await harness.do(2, AcceptSession(MAIN, b"a")), SessionAccepted)
-
-
 async def test_a_bounded_number_of_clients_share_a_session() -> None:
     """Symptom: each of 4,000 clients was looked at whenever one of them joined, asked for messages or renewed
     the lock. 1,000 that joined in a cycle held the event loop for 143 ms."""
