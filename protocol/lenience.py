@@ -59,7 +59,7 @@ from protocol.limits import (
 )
 from protocol.parts import Parts, parts_of
 from protocol.runs import address_of
-from protocol.sections import elements
+from protocol.sections import ELEMENTS_MAX, elements, fields
 from protocol.values import is_true, scalar, skip
 from protocol.wide_dispositions import WideDispositions
 
@@ -73,8 +73,8 @@ _NULL = b"\x40"
 _LIST0, _LIST8, _LIST32 = 0x45, 0xC0, 0xD0
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
 """Indexes of fields in a transfer (§2.7.5)."""
-_HANDLE_MAX = 4
-"""The index of this field in a begin (§2.7.2)."""
+_REMOTE_CHANNEL, _HANDLE_MAX = 0, 4
+"""The indexes of these fields in a begin (§2.7.2)."""
 HANDLE_MAX_DEFAULT = 2**32 - 1
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
@@ -305,11 +305,10 @@ class Lenience:
         Raises IndexError, struct.error or DecodeError if the frame ends too early; then nothing has changed.
         """
         channel = int.from_bytes(head[6:8], "big")
-        if code in _COUNTED:
-            _check_extent(head, value)
+        places = _fields_of(head, value) if code in _COUNTED else []
         if code == _BEGIN:
-            answers, handle_max = _read_begin(head, value)
-            if answers:
+            handle_max = _handle_max(head, places)
+            if len(places) > 1 and head[places[_REMOTE_CHANNEL]] != _NULL[0]:
                 self.refusal = ErrorCondition(
                     "amqp:not-allowed",
                     "A begin with a remote-channel answers another one, and the broker has sent none.",
@@ -566,19 +565,16 @@ def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
     return None, body  # proton does not know any other encoding
 
 
-def _check_extent(head: bytes, value: int) -> None:
-    """Raise DecodeError unless the list has as many fields as it says, and IndexError if it is incomplete.
-    Proton goes by its size, and would find fields that are not counted."""
+def _fields_of(head: bytes, value: int) -> list[int]:
+    """The offsets of the fields of a performative, followed by their end. Raises DecodeError unless the list
+    has as many as it says, and IndexError or struct.error if it is incomplete. Proton goes by its size, and
+    would find fields that are not counted."""
     if head[value] not in (_LIST0, _LIST8, _LIST32):
         raise DecodeError("a performative is a list")
-    count, place = elements(head, value)
-    for _ in range(count):
-        place = skip(head, place)
     end = skip(head, value)
     if end > len(head):
         raise IndexError("some of the fields have not arrived")
-    if place != end:
-        raise DecodeError("the list has another number of fields than it says")
+    return fields(head, value, end, ELEMENTS_MAX)
 
 
 def _handle(code: int, head: bytes, value: int) -> UInt | None:
@@ -592,21 +588,12 @@ def _handle(code: int, head: bytes, value: int) -> UInt | None:
     return found if isinstance(found, UInt) else None
 
 
-def _read_begin(head: bytes, value: int) -> tuple[bool, int]:
-    """Whether a begin says that it answers another one (§2.7.2), and the highest handle that it permits.
-    Raises IndexError, struct.error or DecodeError if it is malformed or incomplete."""
-    count, place = elements(head, value)
-    answers = count > 0 and head[place] != _NULL[0]
-    return answers, _handle_max(head, count, place)
-
-
-def _handle_max(head: bytes, count: int, place: int) -> int:
-    if count <= _HANDLE_MAX:
+def _handle_max(head: bytes, places: list[int]) -> int:
+    """The highest handle that a begin permits, whose fields are at `places` (`_fields_of`)."""
+    if len(places) <= _HANDLE_MAX + 1:
         return HANDLE_MAX_DEFAULT
-    for _ in range(_HANDLE_MAX):
-        place = skip(head, place)
     try:
-        found = scalar(head, place)
+        found = scalar(head, places[_HANDLE_MAX])
     except DecodeError:
         return HANDLE_MAX_DEFAULT  # proton ignores a value of another type
     return found if isinstance(found, UInt) else HANDLE_MAX_DEFAULT

@@ -85,7 +85,9 @@ class Parts:
 
     def attached(self) -> int:
         """How many parts the next link that proton reports has."""
-        return self._attaching.popleft() if self._attaching else 0  # none is known after a frame without end
+        return (
+            self._attaching.popleft() if self._attaching else 0
+        )  # none known: a lost stream
 
     def end(self, parts: int) -> None:
         """A session or link with so many parts has gone."""

@@ -31,7 +31,7 @@ from protocol.codec import DecodeError, UInt
 from protocol.events import ErrorCondition, Outcome
 from protocol.heavy_states import LIGHT_BYTES, HeavyStates
 from protocol.limits import DECODE_ERROR, RESOURCE_LIMIT, oversized
-from protocol.sections import elements
+from protocol.sections import ELEMENTS_MAX, fields
 from protocol.values import is_true, scalar, skip
 
 PART = 4 * int(lib.WIDE_DISPOSITION)
@@ -117,12 +117,8 @@ class WideDispositions:
 
     def _replaced(self, head: bytes, value: int, session: Any) -> bytes | None:
         """Like `divide`, for a whole frame."""
-        count, role = elements(head, value)
-        places = [role]
-        for _ in range(count):
-            places.append(skip(head, places[-1]))
-        if places[-1] != skip(head, value):
-            raise DecodeError("the list has another number of fields than it says")
+        places = fields(head, value, skip(head, value), ELEMENTS_MAX)
+        count, role = len(places) - 1, places[0]
         if count <= _FIRST:
             return None
         if head[role : places[_FIRST]] not in _ROLES:

@@ -31,7 +31,7 @@ COUNTERS: Mapping[str, str] = {
     "expired_locks": "Locks that ran out before their message was settled.",
     "successful_requests": "Operations carried out.",
     "user_errors": "Operations refused because of the client: lock that ran out, missing right.",
-    "server_errors": "Operations that failed because of the broker or its disk, also as their lock ended so.",
+    "server_errors": "Operations that failed because of the broker or its disk, or needed a lock that ended.",
     "throttled_requests": "Operations and messages refused because the namespace had no credits for them.",
     "receive_cache_hits": "Messages that a receiver got from its connection's cache.",
     "receive_cache_misses": "Messages that came from a partition on request.",

@@ -13,7 +13,7 @@ from broker.namespace.entity import Entity
 from protocol.links import Link
 
 
-class SessionHolder(Protocol):
+class HoldingLink(Protocol):
     """A link that holds a session (`links/session_link.py`)."""
 
     link: Link
@@ -29,16 +29,16 @@ class SessionHolders:
     __slots__ = ("_by_name", "_by_session")
 
     def __init__(self) -> None:
-        self._by_session: dict[str, dict[SessionHolder, None]] = {}
+        self._by_session: dict[str, dict[HoldingLink, None]] = {}
         """By session id: those of one subqueue may share the session, and other subqueues have it, too."""
-        self._by_name: dict[str, dict[SessionHolder, None]] = {}
+        self._by_name: dict[str, dict[HoldingLink, None]] = {}
 
-    def enter(self, holder: SessionHolder) -> None:
+    def enter(self, holder: HoldingLink) -> None:
         """The link holds its session now."""
         self._by_session.setdefault(holder.session_id, {})[holder] = None
         self._by_name.setdefault(holder.link.name, {})[holder] = None
 
-    def leave(self, holder: SessionHolder) -> None:
+    def leave(self, holder: HoldingLink) -> None:
         """The link is gone. Does nothing if it has not entered."""
         for index, key in ((self._by_session, holder.session_id), (self._by_name, holder.link.name)):
             holders = index.get(key, {})

@@ -7,10 +7,9 @@ order is start-time fair queueing: each inbox has a clock of its own that runs w
 whose clock is furthest behind comes next, and an inbox that was empty starts at the clock of the one being
 served. Inboxes with more than a little waiting come as if their next slice had been served already, as long
 as the last one: hundreds of connections may arrive together with much, and a client with little does not wait
-for a slice of each. A
-client that sends little is served as soon as its bytes are read, and clients that send much share the rest of
-the time. The size of a slice follows the time that the last one took: a client whose bytes are expensive
-(6,000 attaches in one read) is served a few at a time.
+for a slice of each. A client that sends little is served as soon as its bytes are read, and clients that send
+much share the rest of the time. The size of a slice follows the time that the last one took: a client whose
+bytes are expensive (6,000 attaches in one read) is served a few at a time.
 
 Usage: pass the bytes to `received`; the inbox's client gets them back, in order, through calls of `serve`. A
 client that cannot finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest and

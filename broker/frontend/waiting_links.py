@@ -4,7 +4,8 @@ Each call may ask every partition of a queue, which takes 50 µs and more, and a
 of links that wait. So a few links are called at once, and the others in later turns of the event loop, in
 which connections take turns. Links are called in the order in which they began to wait: a *round* calls those
 that waited when it began, and pauses while there is no room for any. If the connection writes during a round,
-another one follows for links that have begun to wait since: there may be no later write."""
+another one follows for links that have begun to wait since: there may be no later write.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from broker.base.few import Few
 LINKS_AT_ONCE = 16
 """How many links are called at once, before the others wait for later turns."""
 CONNECTIONS_AT_ONCE = 4
-"""How many connections call links in one turn, besides those with at most
-LINKS_AT_ONCE, which are called at once."""
+"""How many connections call links in one turn, besides those with at most LINKS_AT_ONCE,
+which are called at once."""
 
 
 class Waiting(Protocol):

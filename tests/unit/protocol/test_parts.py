@@ -64,6 +64,21 @@ def links(events: list[Event]) -> int:
     return sum(isinstance(event, LinkAttached) for event in events)
 
 
+def with_unfinished_message(handle: int) -> Bounded:
+    """A peer with a sender on this handle, a message of which is unfinished: the session's frames are then
+    looked at more closely."""
+    peer = Bounded()
+    sender: list[Any] = raw.sender_attach(handle, "queue")
+    sender[0] = "sender"
+    (attached,) = [each for each in peer.say(raw.frame(raw.ATTACH, sender)) if isinstance(each, LinkAttached)]
+    peer.engine.accept_link(attached.link)
+    peer.engine.grant(attached.link, 10)
+    peer.engine.output()
+    transfer: list[Any] = [UInt(handle), UInt(0), b"t", UInt(0), False, True]
+    peer.say(raw.frame(raw.TRANSFER, transfer, b"\0Su\xa0\1a"))
+    return peer
+
+
 def test_sessions_and_links_count_until_they_end() -> None:
     peer = Bounded()
     peer.say(begin(1), begin(2), attach(0), attach(1), attach(2))
@@ -137,14 +152,7 @@ def test_a_large_attach_counts_by_its_values_and_not_by_its_bytes() -> None:
 def test_a_link_whose_handle_is_of_another_type_counts_as_well(handle: object) -> None:
     """Symptom: proton takes such handles, and while a message of the session was unfinished, such links were
     not counted."""
-    peer = Bounded()
-    sender: list[Any] = raw.sender_attach(0, "queue")
-    sender[0] = "sender"
-    (attached,) = [each for each in peer.say(raw.frame(raw.ATTACH, sender)) if isinstance(each, LinkAttached)]
-    peer.engine.accept_link(attached.link)
-    peer.engine.grant(attached.link, 10)
-    peer.engine.output()
-    peer.say(raw.frame(raw.TRANSFER, [UInt(0), UInt(0), b"t", UInt(0), False, True], b"\0Su\xa0\1a"))
+    peer = with_unfinished_message(handle=0)
     fields: list[Any] = raw.receiver_attach(1, "queue")
     fields[1] = handle
     found = links(peer.say(raw.frame(raw.ATTACH, fields)))
@@ -174,14 +182,7 @@ NAMED_ONLY = raw.frame(raw.ATTACH, ["a link"])
 def test_what_cannot_be_read_begins_no_session_and_no_link(said: bytes) -> None:
     """Symptom: proton takes such frames, and nobody had counted them. The kernel ended the broker, which was
     short of memory, when clients began thousands of sessions or links in this way."""
-    peer = Bounded()
-    sender: list[Any] = raw.sender_attach(9, "queue")
-    sender[0] = "sender"
-    (attached,) = [each for each in peer.say(raw.frame(raw.ATTACH, sender)) if isinstance(each, LinkAttached)]
-    peer.engine.accept_link(attached.link)
-    peer.engine.grant(attached.link, 10)
-    peer.engine.output()
-    peer.say(raw.frame(raw.TRANSFER, [UInt(9), UInt(0), b"t", UInt(0), False, True], b"\0Su\xa0\1a"))
+    peer = with_unfinished_message(handle=9)
     before = peer.parts.count
     events = peer.say(said, attach(1), attach(2))
     (closed,) = [each for each in events if isinstance(each, ConnectionClosed)]
