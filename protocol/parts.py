@@ -85,9 +85,7 @@ class Parts:
 
     def attached(self) -> int:
         """How many parts the next link that proton reports has."""
-        return (
-            self._attaching.popleft() if self._attaching else 0
-        )  # none known: a lost stream
+        return self._attaching.popleft() if self._attaching else 0  # none known: a lost stream
 
     def end(self, parts: int) -> None:
         """A session or link with so many parts has gone."""
