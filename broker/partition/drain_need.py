@@ -6,6 +6,8 @@ Pure.
   topic with many subscriptions depend on that: their removals take many times the space of the messages. So
   do messages that are abandoned again and again, each time with a record, which nothing but compaction frees.
 - *Compaction*: small messages that were sent together take more when they are written again.
+- *Blocks*: each segment takes up to a block more than is in it, and compaction gives each large message a
+  segment of its own. That is far more than the removals of such messages take. Small messages fill segments.
 - *Checkpoints*: two, as large as they are now at most, and some garbage in them. Those that exist are
   deducted.
 - In passing, while room is made: one more checkpoint, because the one that it replaces is removed afterwards,
@@ -20,6 +22,7 @@ from typing import NamedTuple
 from broker.operations.message_states import SubqueueCounts
 from broker.partition import columns, records
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES
+from storage.sizing import SEGMENT_BYTES_MIN
 
 REMOVAL_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + records.MARK_BYTES + 8
 """A commit that removes one message."""
@@ -31,6 +34,9 @@ BLOCK_BYTES = 4 << 10
 """What a file of one byte takes on most file systems."""
 LIVE_PER_CHECKPOINT_GARBAGE = 4
 """On a full disk, garbage in checkpoints takes at most what is live in them divided by this."""
+SEGMENTS_FORESEEN_MAX = 256
+"""More segments than this a log does not get on a full disk, where the bound for a segment is a share of the
+free space (`SEGMENTS_PER_FREE` in `storage/sizing.py`), and that is at least what this log needs."""
 _SUMMARY_ROW_BYTES = records.RELOCATED_MESSAGE_BYTES + columns.MESSAGE_BYTES
 
 
@@ -51,6 +57,15 @@ def garbage_reserved(deliveries: int, live_bytes: int) -> int:
     return max(min(REMOVAL_BYTES * deliveries, live_bytes // LIVE_PER_GARBAGE), GARBAGE_BYTES_MIN)
 
 
+def blocks_reserved(deliveries: int, live_bytes: int, segments: int) -> int:
+    """The room for the blocks that the segments of large messages take beyond what is in them: each at most
+    one, of which the present `segments` have theirs."""
+    if live_bytes < BLOCK_BYTES * deliveries:
+        return 0
+    foreseen = min(deliveries, live_bytes // SEGMENT_BYTES_MIN, SEGMENTS_FORESEEN_MAX)
+    return BLOCK_BYTES * max(foreseen + 1 - segments, 0) if foreseen else 0
+
+
 def need_of(
     deliveries: int,
     live_bytes: int,
@@ -58,19 +73,21 @@ def need_of(
     checkpoint_bytes: int,
     checkpoint_bytes_stored: int,
     checkpoints: int,
+    segments: int,
     segment_bytes: int,
 ) -> Need:
     """The need of an open partition.
 
     deliveries: how many references there are, over all subqueues. live_bytes: what writing all messages again
     takes. log_bytes: what the log takes. checkpoint_bytes: what a complete checkpoint takes.
-    checkpoint_bytes_stored, checkpoints: what the present ones take, and how many these are. segment_bytes:
-    the log's largest segment.
+    checkpoint_bytes_stored, checkpoints: what the present ones take, and how many these are. segments,
+    segment_bytes: how many segments the log has, and the size of the largest.
     """
     two = 2 * checkpoint_bytes * (LIVE_PER_CHECKPOINT_GARBAGE + 1) // LIVE_PER_CHECKPOINT_GARBAGE
     files = (2 - checkpoints) * BLOCK_BYTES
     return Need(
         garbage_reserved(deliveries, live_bytes)
+        + blocks_reserved(deliveries, live_bytes, segments)
         + max(live_bytes - log_bytes, 0)
         + max(two - checkpoint_bytes_stored, 0)
         + files,
@@ -88,4 +105,4 @@ def need_of_counts(counts: Iterable[SubqueueCounts], segment_bytes: int) -> Need
     if not deliveries:
         return NO_NEED
     rows = _SUMMARY_ROW_BYTES * deliveries
-    return need_of(deliveries, live_bytes + rows, live_bytes, rows, 0, 0, min(live_bytes, segment_bytes))
+    return need_of(deliveries, live_bytes + rows, live_bytes, rows, 0, 0, 1, min(live_bytes, segment_bytes))
