@@ -52,7 +52,7 @@ from broker.partition.cycle import Cycle, parts_of
 from broker.partition.disk_timeout import Hung, Patience
 from broker.partition.drain_need import Need
 from broker.partition.due_timer import DueTimer
-from broker.partition.full_disk_log import FullDiskLog
+from broker.partition.full_disk import FullDisk
 from broker.partition.gathering import Gathering
 from broker.partition.going_down import DAMAGED_ADVICE, GoingDown
 from broker.partition.health import FOR_GOOD, Health
@@ -142,7 +142,7 @@ class PartitionTask:
         self._opening_ended, self._ended = Once(), Once()
         """The log has been opened, or could not be; and the task has ended."""
         self._output = log_output.bind(entity=description.name, partition=number)
-        self._full = FullDiskLog(clock, self._output)
+        self._full = FullDisk(clock, self._output)
 
     # --- what others call -----------------------------------------------------------------------------------
 
@@ -294,8 +294,10 @@ class PartitionTask:
         if self._health is not _HEALTHY:
             return False
         self._gathering.is_in_cycle = True
-        left = self._short.take_over()
-        has_more = await (self._do_cycle() if left is None else self._complete(*left[:4]))
+        if (left := self._short.take_over()) is not None:
+            has_more = await self._complete(*left[:4])
+        else:
+            has_more = await (self._do_cycle() if self._mailbox or not self._full.waits else self._keep_up())
         self._gathering.is_in_cycle = False
         return has_more or (bool(self._mailbox) and not self._gathering.begin())
 
@@ -392,8 +394,7 @@ class PartitionTask:
                 await self._append(cycle.commit, urgent=True)
         else:
             partition.committed()
-            if cycle.has_sent:
-                self._full.end()
+            self._full.found_room(for_sends=cycle.has_sent)
         count_cycle(self._meter, cycle, began_s)
 
     async def _append(self, commit: Commit, urgent: bool) -> None:
@@ -691,7 +692,7 @@ class PartitionTask:
             self._timer.set(self._coming_back.retry_at_ms)
         elif self._partition is not None and self._upkeep is not None:
             self._timer.set(
-                self._partition.next_due_ms(),
+                self._full.put_off(self._partition.next_due_ms()),
                 None if self._beside.is_under_way else self._upkeep.due_ms,
                 self._rest.due_ms,
                 self._unused.look_at_ms if self._rest.is_entered else None,

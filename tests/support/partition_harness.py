@@ -177,7 +177,7 @@ class Harness:
     def _is_due(self) -> bool:
         """Whether the timer would fire now."""
         partition = self.task._partition if self.task.health is Health.HEALTHY else None
-        due_ms = partition.next_due_ms() if partition is not None else None
+        due_ms = self.task._full.put_off(partition.next_due_ms()) if partition is not None else None
         return due_ms is not None and due_ms <= self.clock.monotonic_ms()
 
     @property

@@ -24,11 +24,12 @@ from broker.operations.sessions import (
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition import messages as messages_module
 from broker.partition import records, snapshot
+from broker.partition.full_disk import PAUSE_MS_MAX
 from broker.partition.health import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed, DiskFull, StorageError
-from storage.log import Block, Checkpoint, Commit
+from storage.log import RECORD_HEADER, Block, Checkpoint, Commit
 from tests.support.memory_log import MemoryLog
 from tests.support.partition_harness import NUMBER, Harness, one
 from tests.support.waiting import until
@@ -193,6 +194,25 @@ async def test_on_a_full_disk_all_that_can_be_freed_is_freed_without_traffic(tol
     assert len(before.messages) == 30
     await harness.restart()
     assert (await harness.peek()).messages == before.messages
+
+
+async def test_what_has_come_due_and_finds_no_room_does_not_keep_upkeep_from_making_some() -> None:
+    harness = await half_drained()
+    await harness.send(b"y", ttl=[1_000])
+    before = log_bytes(harness)
+
+    def refuse(commit: Commit, urgent: bool) -> DiskFull | None:
+        kind = RECORD_HEADER.unpack(commit.parts[0])[1]
+        return None if kind in (records.COUNTERS, records.RELOCATED) else DiskFull("no room")
+
+    harness.log.on_append = refuse
+    for _ in range(20):
+        await harness.advance(100)
+    assert log_bytes(harness) < before // 2
+    live_bytes = harness.live_bytes
+    harness.log.empty_disk()
+    await harness.advance(PAUSE_MS_MAX)
+    assert harness.live_bytes == live_bytes - 1
 
 
 async def with_states(limits: UpkeepLimits, count: int) -> Harness:

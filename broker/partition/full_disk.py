@@ -1,8 +1,12 @@
-"""Writes log lines about a partition's full disk: at the first refused send, then once a minute while sends
-are refused, and when a send is stored again. The same for settlements that find no room.
+"""A partition's full disk: its log lines, and when the partition tries again what it does by itself.
 
-It writes no line for each refusal: clients can cause hundreds per second, and the lines may go to the same
-disk.
+*Lines* are written at the first refused send, then once a minute while sends are refused, and when a send is
+stored again. The same for settlements that find no room. There is no line for each refusal: clients can cause
+hundreds per second, and the lines may go to the same disk.
+
+*What has come due*, such as an expired message, is recorded with the next cycle. If not even that finds room,
+the state is loaded again, and the same is due again. So the partition waits before the next attempt, and
+leaves the time to upkeep, which may make room.
 """
 
 from __future__ import annotations
@@ -13,9 +17,13 @@ from broker.base.clock import Clock
 from storage.errors import DiskFull
 
 LINE_MS = 60_000
+PAUSE_MS = 1_000
+"""Time until the second attempt to do what has come due."""
+PAUSE_MS_MAX = 16_000
+"""Each further pause is twice as long, up to this."""
 
 
-class FullDiskLog:
+class FullDisk:
     """The periods in which the disk is full, as seen by one partition. One lasts from the first refused send
     until a send is stored."""
 
@@ -24,8 +32,10 @@ class FullDiskLog:
         "_next_line_ms",
         "_next_starved_ms",
         "_output",
+        "_pause_ms",
         "_refused",
         "_refused_in_all",
+        "_retry_at_ms",
         "is_begun",
     )
 
@@ -33,6 +43,7 @@ class FullDiskLog:
         self._clock, self._output = clock, output
         self._refused = self._refused_in_all = 0
         self._next_line_ms = self._next_starved_ms = 0
+        self._pause_ms, self._retry_at_ms = PAUSE_MS, 0
         self.is_begun = False
         """Whether such a period has begun."""
 
@@ -56,17 +67,29 @@ class FullDiskLog:
 
     def refuse_all(self, error: DiskFull) -> None:
         """Not even a cycle without sends found room, and its operations were refused. Logs at most once a
-        minute."""
+        minute. What has come due waits."""
         self._begin()
         now_ms = self._clock.monotonic_ms()
+        self._retry_at_ms = now_ms + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, PAUSE_MS_MAX)
         if now_ms >= self._next_starved_ms:
             self._next_starved_ms = now_ms + LINE_MS
             advice = "Settlements are refused until upkeep has made room, or there is room on the disk."
             self._output.warning("disk.full_for_settlements", error=str(error), advice=advice)
 
-    def end(self) -> None:
-        """A send was stored. Logs it if others were refused before."""
-        if not self.is_begun:
-            return
-        self.is_begun = False
-        self._output.info("disk.has_room", refused_sends=self._refused_in_all)
+    @property
+    def waits(self) -> bool:
+        """Whether what has come due waits before the next attempt."""
+        return self._retry_at_ms > 0 and self._clock.monotonic_ms() < self._retry_at_ms
+
+    def put_off(self, due_ms: int | None) -> int | None:
+        """When what is due at `due_ms` (None: nothing is) is to be done, in monotonic time."""
+        return due_ms if due_ms is None else max(due_ms, self._retry_at_ms)
+
+    def found_room(self, *, for_sends: bool) -> None:
+        """A cycle was stored, with sends or without. Logs that sends are stored again if some were refused
+        before."""
+        self._pause_ms, self._retry_at_ms = PAUSE_MS, 0
+        if self.is_begun and for_sends:
+            self.is_begun = False
+            self._output.info("disk.has_room", refused_sends=self._refused_in_all)

@@ -11,8 +11,10 @@ from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
 from broker.operations.settling import Complete, Settled
+from broker.partition.full_disk import PAUSE_MS_MAX
 from broker.partition.health import Health
 from storage.errors import CommitFailed, DiskFull
+from storage.log import Commit
 from tests.support.partition_harness import NUMBER, Harness, one
 
 
@@ -108,6 +110,38 @@ async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log(
     again = await harness.receive(1)
     assert again.messages == [b"a"] and again.tokens != locked.tokens
     assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
+
+
+async def test_what_has_come_due_waits_longer_each_time_while_not_even_that_finds_room() -> None:
+    """Symptom: an expired message had the state loaded again 700 times a second, and upkeep had no turn."""
+    harness = Harness()
+    await harness.send(b"a", ttl=[1_000])
+    await harness.send(b"b")
+    attempts = list[int]()
+
+    def refuse(commit: Commit, urgent: bool) -> Exception:
+        attempts.append(harness.clock.monotonic_ms())
+        return DiskFull("no room")
+
+    harness.log.on_append = refuse
+    began_ms = harness.clock.monotonic_ms()
+    for _ in range(60):
+        await harness.advance(1_000)
+    assert [each - began_ms for each in attempts] == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 48_000]
+    assert harness.task.health is Health.HEALTHY
+    assert one(await harness.do(1, Peek(MAIN, 0, 9)), Failed).reason is Reason.DISK_FULL, "at once"
+    assert harness.live_bytes == 2
+    harness.log.empty_disk()
+    await harness.advance(PAUSE_MS_MAX)
+    assert harness.live_bytes == 1
+
+    await harness.send(b"c", ttl=[1_000])
+    harness.log.on_append = refuse
+    attempts.clear()
+    began_ms = harness.clock.monotonic_ms()
+    for _ in range(4):
+        await harness.advance(1_000)
+    assert [each - began_ms for each in attempts] == [1_000, 2_000, 4_000], "the pauses are short again"
 
 
 async def test_a_failed_write_of_one_disk_full_cycle_recovers() -> None:
