@@ -58,6 +58,7 @@ from protocol.frames import needs_padding
 from protocol.links import UNSETTLED, Link
 from protocol.parts import Parts
 from protocol.sasl import SaslServer
+from protocol.session_window import room_in_window
 
 log = structlog.get_logger("connection")
 
@@ -377,7 +378,8 @@ class Connection:
         then wait in the engine. Nor is there room when too much output waits over all connections and this
         one has its share of it.
         """
-        if self._has_room() and self.engine.unsent_bytes(link.link) < self.allowance:
+        is_open = self._has_room() and room_in_window(link.link) > 0
+        if is_open and self.engine.unsent_bytes(link.link) < self.allowance:
             return True
         self._waiting_for_room.add(link)
         return False

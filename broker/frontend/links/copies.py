@@ -14,6 +14,7 @@ from broker.namespace.entity import Entity
 from broker.refusal_wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
 from protocol.links import SETTLED, Delivery, Link
+from protocol.session_window import room_in_window
 
 
 class CopyLink(ABC):
@@ -41,7 +42,7 @@ class CopyLink(ABC):
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
         services, unsettled = self._connection.services, len(self._unsettled)
-        wanted = min(credit, services.settings.unsettled_per_link_max - unsettled)
+        wanted = min(credit, room_in_window(self.link), services.settings.unsettled_per_link_max - unsettled)
         if services.memory.exceeded:
             wanted = min(wanted, self._connection.room_above_mark(self, unsettled))
         return wanted if self._gate is None or wanted <= 0 else min(wanted, self._gate.room())

@@ -42,6 +42,7 @@ from broker.rules.selectors import Selector
 from protocol.codec import DecodeError
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
 from protocol.links import SETTLED, Delivery, Link
+from protocol.session_window import room_in_window
 from protocol.values import decode_bounded
 
 DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
@@ -123,7 +124,7 @@ class OutgoingLink:
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
-        wanted = min(credit, self._unsettled_max - len(self._unsettled))
+        wanted = min(credit, room_in_window(self.link), self._unsettled_max - len(self._unsettled))
         if self._memory.exceeded and not self._settled_mode:
             return min(wanted, self._connection.room_above_mark(self, len(self._unsettled)))
         return wanted

@@ -357,25 +357,64 @@ async def test_a_drain_of_a_client_that_does_not_read_is_answered_after_its_mess
     ] == [0]
 
 
-async def test_a_client_that_keeps_its_session_window_shut_is_given_a_bounded_number_of_bytes() -> None:
-    stack = LinkStack(1, output_buffer_bytes_max=65_536)
-    client = await stack.connect(window=0)
+async def shut(window: int, credit: int, **flow: bool) -> tuple[LinkStack, Client]:
+    """A client whose session takes so many messages, and its link more."""
+    stack = LinkStack(1, receive_cache_messages=0)
+    client = await stack.connect(window=window)
     await client.receiver(0)
-    shut = raw.flow_fields(0, 0, 5_000)
-    shut[1] = UInt(0)
-    client.say(raw.frame(raw.FLOW, shut))
+    open_for(client, window, credit, 0, **flow)
+    return stack, client
+
+
+def open_for(client: Client, window: int, credit: int, received: int, *, drain: bool = False) -> None:
+    """Have the client open its window, after it has received so many messages."""
+    fields = raw.flow_fields(0, received, credit, drain=drain)
+    fields[0], fields[1] = UInt(received), UInt(window)
+    client.say(raw.frame(raw.FLOW, fields))
+
+
+async def given_all(stack: LinkStack, client: Client) -> int:
+    """Give what the link asks for, until it asks no more; gives how many messages that were."""
     given = 0
     for _ in range(50):
         await turn()
         if stack.parts[0].has(Demand):
             demand, sink = stack.parts[0].take(Demand)
-            sink(locked(0, demand.count, body=b"x" * 1_000, until_ms=stack.clock.monotonic_ms() + LONG_MS))
+            sink(locked(0, demand.count, until_ms=stack.clock.monotonic_ms() + LONG_MS))
             given += demand.count
         client.say(raw.raw_frame(b""))
-    (link,) = client.connection.engine.links()
-    assert client.connection.engine.unsent_bytes(link) < 3 * 65_536 and given < 500
-    client.say(raw.frame(raw.FLOW, raw.flow_fields()))
-    assert tags_of(await client.hear()), "once the window opens it goes on"
+    return given
+
+
+@pytest.mark.parametrize("window", [0, 10])
+async def test_one_message_at_most_waits_for_the_window_of_a_session(window: int) -> None:
+    """Symptom: 28,000 small messages waited, and each write of their connection held the loop for 100 ms."""
+    stack, client = await shut(window, 5_000)
+    assert await given_all(stack, client) == window + 1
+    assert len(tags_of(await client.hear())) == window
+    open_for(client, 20, 5_000 - window, window)
+    assert await given_all(stack, client) == 20
+    assert len(tags_of(await client.hear())) == 20
+
+
+@pytest.mark.parametrize("messages", [0, 1])
+async def test_a_drain_with_a_shut_window_is_answered_behind_the_messages_there_are(messages: int) -> None:
+    stack, client = await shut(0, 8, drain=True)
+    demand, sink = stack.parts[0].take(Demand)
+    if messages:
+        sink(locked(0, 1, until_ms=stack.clock.monotonic_ms() + LONG_MS))
+    else:
+        sink(Unmet(0, demand.count))
+    confirm(stack.parts[0])
+    await finish_drain(stack)
+    answers = await client.heard(raw.FLOW)
+    assert len(answers) == 1 - messages
+    open_for(client, 100, 8, 0, drain=True)
+    await finish_drain(stack)
+    heard = await client.hear()
+    assert len(tags_of(heard)) == messages
+    answers += [frame for frame in heard if frame.code == raw.FLOW]
+    assert [(flow.field(5), flow.field(6), flow.field(8)) for flow in answers] == [(8, 0, True)]
 
 
 # --- above the memory mark ----------------------------------------------------------------------------------
