@@ -353,6 +353,9 @@ class Lenience:
     def _begin(self, channel: int) -> None:
         if channel > self._channel_max:
             return
+        if channel in self._sessions:
+            self.refusal = ErrorCondition("amqp:not-allowed", "The channel has a session already.")
+            return
         if len(self._sessions) + self._ending > self._channel_max:
             self.refusal = ErrorCondition(
                 RESOURCE_LIMIT,

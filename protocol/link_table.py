@@ -131,8 +131,10 @@ class LinkTable:
         session = self.sessions.pop(pn)
         self._lenience.session_ends(pn)
         session.ended = True
-        session.ended_links = [link for link in self.attached.values() if link.session is session]
-        for link in session.ended_links:
+        attached = [link for link in self.attached.values() if link.session is session]
+        # Those that the peer has detached before, too: nobody else frees them.
+        session.ended_links = [*(link for link in self.leaving if link.session is session), *attached]
+        for link in attached:
             del self.attached[link.pn]
             if link.gone:
                 self._forget_partial(link)

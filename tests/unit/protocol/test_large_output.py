@@ -116,6 +116,19 @@ def test_nothing_is_kept_for_a_session_that_its_peer_ends(shut: tuple[EnginePeer
     assert not peer.engine._large_output and peer.engine.unsent_bytes_of_all() < 100
 
 
+def test_nothing_is_kept_for_a_link_whose_detach_comes_with_the_end_of_its_session(
+    shut: tuple[EnginePeer, Link],
+) -> None:
+    """Symptom: the payloads stayed in memory, and counted as unsent, until the connection ended."""
+    peer, link = shut
+    send(peer, link, [bytes(20_000)] * 3)
+    peer.hear()
+    assert peer.engine.unsent_bytes_of_all() > 60_000
+    peer.release(peer.say(detach(0), raw.frame(raw.END, [])))
+    peer.hear()
+    assert peer.engine.unsent_bytes_of_all() == 0 and link.freed
+
+
 def test_a_peer_that_needs_all_fields_gets_them_in_front_of_large_payloads_too(peer: EnginePeer) -> None:
     link = peer.receiver()
     peer.engine.pads_frames = True

@@ -388,6 +388,13 @@ def test_every_channel_may_be_begun_anew_in_each_write(peer: EnginePeer) -> None
     assert not peer.engine._lenience.watches
 
 
+def test_a_second_begin_on_a_channel_ends_the_connection(peer: EnginePeer) -> None:
+    """Symptom: each made a session of proton's, and from the 257th on nothing was written any more."""
+    (closed,) = peer.say(raw.frame(raw.BEGIN, raw.begin_fields()))
+    assert isinstance(closed, ConnectionClosed) and closed.error is not None
+    assert closed.error.condition == "amqp:not-allowed" and peer.engine.session_count == 1
+
+
 @pytest.mark.parametrize("write_frames", [512, 1, 3])
 def test_more_sessions_than_there_are_channels_end_the_connection(
     peer: EnginePeer, write_frames: int
