@@ -568,20 +568,23 @@ class Entity:
         """Switch to another description; returns once every open partition uses it."""
         self.description = description
         await asyncio.gather(*(self._tell(partition) for partition in self._partitions.values()))
-        await self._tell_watchers(lambda watcher: watcher.queue_changed())
+        told = set[Watcher]()
+        for _ in range(2):  # again, for those that came meanwhile with what they knew of the old one
+            await self._tell_watchers(lambda watcher: watcher.queue_changed(), told)
 
     async def _tell(self, partition: Partition) -> None:
         with contextlib.suppress(Refused):  # the partition is down, but has noted the description
             await ask(partition, Update(self.description))
 
-    async def _tell_watchers(self, tell: Callable[[Watcher], None]) -> None:
-        """Tell those that watch, over several turns of the event loop: there may be thousands of links, and
-        each that closes takes some 30 µs."""
-        told = set[Watcher]()
-        while untold := self.watchers - told:  # some come meanwhile, such as links that have got a session
-            for watcher in islice(untold, TOLD_AT_ONCE):
-                told.add(watcher)
-                tell(watcher)
+    async def _tell_watchers(self, tell: Callable[[Watcher], None], told: set[Watcher]) -> None:
+        """Tell those that watch and are not in `told`, and add them to it. Takes several turns of the event
+        loop: there may be thousands of links, and each that closes takes some 30 µs."""
+        untold = iter(self.watchers - told)
+        while some := list(islice(untold, TOLD_AT_ONCE)):
+            for watcher in some:
+                if watcher in self.watchers:
+                    tell(watcher)
+            told.update(some)
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
@@ -594,7 +597,9 @@ class Entity:
         self.gone = why
         self.meter.end()
         self._resting.leave(self.description.generation, self)
-        await self._tell_watchers(lambda watcher: watcher.queue_ended(why))
+        told = set[Watcher]()
+        while self.watchers - told:  # some come meanwhile, such as links that have got a session
+            await self._tell_watchers(lambda watcher: watcher.queue_ended(why), told)
         at_end, self.at_end = self.at_end, []
         for call in at_end:
             call()

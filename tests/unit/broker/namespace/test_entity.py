@@ -17,7 +17,7 @@ from broker.operations.receiving import Demand, Recalled
 from broker.operations.settling import Release
 from broker.partition.summary import Summary
 from tests.support.namespace_world import Watcher, World, again
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 
 async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> None:
@@ -56,6 +56,23 @@ async def test_thousands_of_watchers_are_told_over_several_turns(ends: bool, wor
         if before == 0 and steps[-1]:
             queue.watchers.discard(watchers[-1])  # it leaves meanwhile
     assert max(steps) <= TOLD_AT_ONCE and told() >= len(watchers) - 1
+
+
+async def test_an_update_ends_though_links_come_and_go_all_the_time(world: World) -> None:
+    """Symptom: while one client attached and detached in a loop, an update of its queue never returned."""
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue, late = world.queue("orders"), Watcher()
+
+    class Follower(Watcher):
+        """Another link comes with each that is told."""
+
+        def queue_changed(self) -> None:
+            super().queue_changed()
+            queue.watchers.update((late, Follower()))
+
+    queue.watchers.add(was_there := Follower())
+    await asyncio.wait_for(queue.update(queue.description), WAIT_S)
+    assert was_there.changes == late.changes == 1, "and those that came meanwhile are told"
 
 
 async def test_a_handle_that_was_kept_reaches_the_partition_once_it_has_started(world: World) -> None:
