@@ -34,9 +34,9 @@ BLOCK_BYTES = 4 << 10
 """What a file of one byte takes on most file systems."""
 LIVE_PER_CHECKPOINT_GARBAGE = 4
 """On a full disk, garbage in checkpoints takes at most what is live in them divided by this."""
-SEGMENTS_FORESEEN_MAX = 256
-"""More segments than this a log does not get on a full disk, where the bound for a segment is a share of the
-free space (`SEGMENTS_PER_FREE` in `storage/sizing.py`), and that is at least what this log needs."""
+SEGMENTS_FORESEEN_MAX = 8
+"""More are not foreseen. Where logs have more, segments are larger (`SEGMENTS_PER_FREE` in
+`storage/sizing.py`), and what they leave of their blocks is little beside the room for compaction."""
 _SUMMARY_ROW_BYTES = records.RELOCATED_MESSAGE_BYTES + columns.MESSAGE_BYTES
 
 
@@ -57,17 +57,18 @@ def garbage_reserved(deliveries: int, live_bytes: int) -> int:
     return max(min(REMOVAL_BYTES * deliveries, live_bytes // LIVE_PER_GARBAGE), GARBAGE_BYTES_MIN)
 
 
-def blocks_reserved(deliveries: int, live_bytes: int, segments: int) -> int:
+def blocks_reserved(messages: int, live_bytes: int, segments: int) -> int:
     """The room for the blocks that the segments of large messages take beyond what is in them: each at most
     one, of which the present `segments` have theirs."""
-    if live_bytes < BLOCK_BYTES * deliveries:
+    if live_bytes < BLOCK_BYTES * messages:
         return 0
-    foreseen = min(deliveries, live_bytes // SEGMENT_BYTES_MIN, SEGMENTS_FORESEEN_MAX)
+    foreseen = min(messages, live_bytes // SEGMENT_BYTES_MIN, SEGMENTS_FORESEEN_MAX)
     return BLOCK_BYTES * max(foreseen + 1 - segments, 0) if foreseen else 0
 
 
 def need_of(
     deliveries: int,
+    messages: int,
     live_bytes: int,
     log_bytes: int,
     checkpoint_bytes: int,
@@ -78,16 +79,16 @@ def need_of(
 ) -> Need:
     """The need of an open partition.
 
-    deliveries: how many references there are, over all subqueues. live_bytes: what writing all messages again
-    takes. log_bytes: what the log takes. checkpoint_bytes: what a complete checkpoint takes.
-    checkpoint_bytes_stored, checkpoints: what the present ones take, and how many these are. segments,
-    segment_bytes: how many segments the log has, and the size of the largest.
+    deliveries: how many references there are, over all subqueues, and messages: to how many messages.
+    live_bytes: what writing all messages again takes. log_bytes: what the log takes. checkpoint_bytes: what a
+    complete checkpoint takes. checkpoint_bytes_stored, checkpoints: what the present ones take, and how many
+    these are. segments, segment_bytes: how many segments the log has, and the size of the largest.
     """
     two = 2 * checkpoint_bytes * (LIVE_PER_CHECKPOINT_GARBAGE + 1) // LIVE_PER_CHECKPOINT_GARBAGE
     files = (2 - checkpoints) * BLOCK_BYTES
     return Need(
         garbage_reserved(deliveries, live_bytes)
-        + blocks_reserved(deliveries, live_bytes, segments)
+        + blocks_reserved(messages, live_bytes, segments)
         + max(live_bytes - log_bytes, 0)
         + max(two - checkpoint_bytes_stored, 0)
         + files,
@@ -105,4 +106,6 @@ def need_of_counts(counts: Iterable[SubqueueCounts], segment_bytes: int) -> Need
     if not deliveries:
         return NO_NEED
     rows = _SUMMARY_ROW_BYTES * deliveries
-    return need_of(deliveries, live_bytes + rows, live_bytes, rows, 0, 0, 1, min(live_bytes, segment_bytes))
+    return need_of(
+        deliveries, deliveries, live_bytes + rows, live_bytes, rows, 0, 0, 1, min(live_bytes, segment_bytes)
+    )

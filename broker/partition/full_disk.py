@@ -36,6 +36,7 @@ class FullDisk:
         "_refused",
         "_refused_in_all",
         "_retry_at_ms",
+        "goes_on",
         "is_begun",
     )
 
@@ -44,6 +45,8 @@ class FullDisk:
         self._refused = self._refused_in_all = 0
         self._next_line_ms = self._next_starved_ms = 0
         self._pause_ms, self._retry_at_ms = PAUSE_MS, 0
+        self.goes_on = False
+        """Whether a cycle that needed no room has left some of its work to the next one."""
         self.is_begun = False
         """Whether such a period has begun."""
 
@@ -70,8 +73,10 @@ class FullDisk:
         minute. What has come due waits."""
         self._begin()
         now_ms = self._clock.monotonic_ms()
-        self._retry_at_ms = now_ms + self._pause_ms
-        self._pause_ms = min(2 * self._pause_ms, PAUSE_MS_MAX)
+        self.goes_on = False
+        if now_ms >= self._retry_at_ms:  # what clients ask for meanwhile does not put it off
+            self._retry_at_ms = now_ms + self._pause_ms
+            self._pause_ms = min(2 * self._pause_ms, PAUSE_MS_MAX)
         if now_ms >= self._next_starved_ms:
             self._next_starved_ms = now_ms + LINE_MS
             advice = "Settlements are refused until upkeep has made room, or there is room on the disk."
@@ -80,7 +85,7 @@ class FullDisk:
     @property
     def waits(self) -> bool:
         """Whether what has come due waits before the next attempt."""
-        return self._retry_at_ms > 0 and self._clock.monotonic_ms() < self._retry_at_ms
+        return not self.goes_on and self._retry_at_ms > 0 and self._clock.monotonic_ms() < self._retry_at_ms
 
     def put_off(self, due_ms: int | None) -> int | None:
         """When what is due at `due_ms` (None: nothing is) is to be done, in monotonic time."""

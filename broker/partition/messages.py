@@ -166,8 +166,13 @@ class Messages:
         return self.work.messages
 
     @property
+    def stored_count(self) -> int:
+        """How many of them the log holds: a message that several subscriptions have counts once."""
+        return self.work.messages - self.bodies.shared_count
+
+    @property
     def own_count(self) -> int:
-        """How many of them are in the entity's own subqueues, and not in a subscription's."""
+        """How many messages are in the entity's own subqueues, and not in a subscription's."""
         occupied = self.work.occupied
         return sum(len(occupied[number].references) for number in range(OWN_END) if number in occupied)
 

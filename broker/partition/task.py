@@ -364,7 +364,7 @@ class PartitionTask:
         # The commit is durable: the answers may be released (durability rules 1 and 2).
         self._release(partition, cycle, waiting)
         self._gathering.answered(messages_sent(waiting))
-        has_more = partition.has_more
+        has_more = self._full.goes_on = partition.has_more
         # The next cycle follows at once, and this one may not have awaited anything: let others run.
         if has_more or (self._mailbox and not cycle.commit):
             await asyncio.sleep(0)

@@ -191,8 +191,8 @@ class Upkeep:
         log, messages, snapshot = self._log, self._messages, self._snapshot
         live_bytes, stored = messages.relocatable_bytes, log.checkpoint_bytes
         log_bytes, checkpoints, segments = log.end - log.start, len(log.checkpoints), len(log.trim_points) + 1
-        size, largest = snapshot.size(), self._largest()
-        return need_of(messages.count, live_bytes, log_bytes, size, stored, checkpoints, segments, largest)
+        counts, size, largest = (messages.count, messages.stored_count), snapshot.size(), self._largest()
+        return need_of(*counts, live_bytes, log_bytes, size, stored, checkpoints, segments, largest)
 
     def _largest(self) -> int:
         """The size of the log's largest segment."""

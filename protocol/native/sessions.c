@@ -101,8 +101,8 @@ session_deliveries_t *sessions_deliveries(void *session) {
 }
 
 size_t sessions_window(void *session) {
-    int32_t window = ((session_t *)session)->state.remote_incoming_window;
-    return window > 0 ? (size_t)window : 0;
+    /* Proton takes only 0 for shut, so a window of 2^31 or more is open although it counts as negative. */
+    return (uint32_t)((session_t *)session)->state.remote_incoming_window;
 }
 
 size_t sessions_credit(void *link) {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.codec import UInt
 from protocol.links import Link
-from protocol.session_window import room_in_window
+from protocol.session_window import WAITING_MAX, room_in_window
 from tests.support import raw_amqp as raw
 from tests.support.engine_peer import EnginePeer
 
@@ -20,22 +22,25 @@ def open_for(peer: EnginePeer, window: int, received: int) -> None:
     peer.say(raw.frame(raw.FLOW, fields))
 
 
-def test_a_link_may_send_what_the_window_takes_and_one_more() -> None:
-    peer = EnginePeer().open(window=3)
-    link = peer.receiver(credit=100)
-    open_for(peer, 3, 0)
-    assert room_in_window(link) == 4
-    send(peer, link, 0, 2)
-    assert room_in_window(link) == 2, "before they are written"
-    assert len(peer.heard(raw.TRANSFER)) == 2
-    assert room_in_window(link) == 2, "and afterwards"
-    send(peer, link, 2, 2)
+def test_a_link_may_send_what_the_window_takes_and_some_that_wait() -> None:
+    peer = EnginePeer().open(window=1_000)
+    link = peer.receiver(credit=5_000)
+    open_for(peer, 1_000, 0)
+    assert room_in_window(link) == 1_000 + WAITING_MAX
+    send(peer, link, 0, 900)
+    assert room_in_window(link) == 100 + WAITING_MAX, "before they are written"
+    assert len(peer.heard(raw.TRANSFER)) == 900
+    assert room_in_window(link) == 100 + WAITING_MAX, "and afterwards"
+    send(peer, link, 900, 100 + WAITING_MAX)
     assert room_in_window(link) == 0
+    assert len(peer.heard(raw.TRANSFER)) == 100
+    assert room_in_window(link) == 0
+    open_for(peer, WAITING_MAX // 2 - 1, 1_000)
+    assert len(peer.heard(raw.TRANSFER)) == WAITING_MAX // 2 - 1
+    assert room_in_window(link) == 0, "more than half of them wait"
+    open_for(peer, 1, 1_000 + WAITING_MAX // 2 - 1)
     assert len(peer.heard(raw.TRANSFER)) == 1
-    assert room_in_window(link) == 0, "one waits"
-    open_for(peer, 5, 3)
-    assert len(peer.heard(raw.TRANSFER)) == 1
-    assert room_in_window(link) == 5
+    assert room_in_window(link) == WAITING_MAX // 2
 
 
 def test_the_links_of_a_session_share_its_window() -> None:
@@ -43,9 +48,9 @@ def test_the_links_of_a_session_share_its_window() -> None:
     first, second = peer.receiver(0), peer.receiver(1)
     open_for(peer, 3, 0)
     send(peer, first, 0, 3)
-    assert room_in_window(second) == 4, "until the first one's are written"
+    assert room_in_window(second) == 3 + WAITING_MAX, "until the first one's are written"
     peer.hear()
-    assert room_in_window(first) == room_in_window(second) == 1
+    assert room_in_window(first) == room_in_window(second) == WAITING_MAX
 
 
 def test_a_message_that_was_written_in_part_waits() -> None:
@@ -54,7 +59,31 @@ def test_a_message_that_was_written_in_part_waits() -> None:
     open_for(peer, 2, 0)
     peer.engine.send(link, [b"0"], [b"x" * 2_000], settled=False)
     assert len(peer.heard(raw.TRANSFER)) == 2
-    assert room_in_window(link) == 0
+    assert room_in_window(link) == WAITING_MAX - 1
     open_for(peer, 100, 2)
     assert len(peer.heard(raw.TRANSFER)) == 3
-    assert room_in_window(link) == 98
+    assert room_in_window(link) == 97 + WAITING_MAX
+
+
+def test_one_message_waits_at_most_while_the_peer_drains_the_link() -> None:
+    peer = EnginePeer().open(window=3)
+    link = peer.receiver()
+    fields = raw.flow_fields(0, 0, 100, drain=True)
+    fields[1] = UInt(3)
+    peer.say(raw.frame(raw.FLOW, fields))
+    assert room_in_window(link) == 4
+    send(peer, link, 0, 4)
+    assert len(peer.heard(raw.TRANSFER)) == 3
+    assert room_in_window(link) == 0
+
+
+@pytest.mark.parametrize("window", [1 << 31, (1 << 32) - 1])
+def test_a_window_above_half_of_its_range_is_open(window: int) -> None:
+    """Symptom: it was read as negative, so a client that announced the largest one got messages singly."""
+    peer = EnginePeer().open()
+    link = peer.receiver(credit=5_000)
+    open_for(peer, window, 0)
+    assert room_in_window(link) > 5_000
+    send(peer, link, 0, 5_000)
+    assert len(peer.heard(raw.TRANSFER)) == 5_000
+    assert room_in_window(link) > 5_000

@@ -52,21 +52,22 @@ def test_removals_take_a_share_of_what_is_live_at_most(
 
 
 def test_checkpoints_that_are_there_need_no_room() -> None:
-    none = need_of(100, 1_000_000, 1_000_000, 40_000, 0, 0, 99, 0)
-    both = need_of(100, 1_000_000, 1_000_000, 40_000, 80_000, 2, 99, 0)
+    none = need_of(100, 100, 1_000_000, 1_000_000, 40_000, 0, 0, 99, 0)
+    both = need_of(100, 100, 1_000_000, 1_000_000, 40_000, 80_000, 2, 99, 0)
     assert none.lasting - both.lasting == 80_000 + 2 * BLOCK_BYTES
-    assert need_of(100, 1_000_000, 2_000_000, 40_000, 1_000_000, 2, 99, 0).lasting == 100 * REMOVAL_BYTES
+    assert need_of(100, 100, 1_000_000, 2_000_000, 40_000, 1_000_000, 2, 99, 0).lasting == 100 * REMOVAL_BYTES
     assert both.passing == none.passing >= 40_000, "a new one is there before the old one goes"
 
 
 @pytest.mark.parametrize(
-    ("deliveries", "live_bytes", "segments", "blocks"),
+    ("messages", "live_bytes", "segments", "blocks"),
     [
         (3, 180_000, 1, 3),  # each message may get a segment of its own, and the commits behind them another
         (3, 180_000, 2, 2),
         (3, 180_000, 4, 0),
         (3, 180_000, 9, 0),
-        (200, MIB, 1, MIB // SEGMENT_BYTES_MIN),  # some messages share a segment
+        (10, 4 * SEGMENT_BYTES_MIN, 1, 4),  # some messages share a segment
+        (200, MIB, 1, SEGMENTS_FORESEEN_MAX),
         (300, MIB, 1, 0),  # small ones fill it
         (100_000, 1 << 40, 1, SEGMENTS_FORESEEN_MAX),
         (1, SEGMENT_BYTES_MIN - 1, 1, 0),
@@ -74,24 +75,27 @@ def test_checkpoints_that_are_there_need_no_room() -> None:
     ],
 )
 def test_more_segments_take_blocks_that_they_do_not_fill(
-    deliveries: int, live_bytes: int, segments: int, blocks: int
+    messages: int, live_bytes: int, segments: int, blocks: int
 ) -> None:
     """Symptom: 24 messages of 60 KB that were abandoned on a full disk used up its reserves."""
-    assert blocks_reserved(deliveries, live_bytes, segments) == blocks * BLOCK_BYTES
-    sparse, dense = (need_of(deliveries, live_bytes, 2 * live_bytes, 0, 0, 2, n, 0) for n in (segments, 999))
+    assert blocks_reserved(messages, live_bytes, segments) == blocks * BLOCK_BYTES
+    log = 10 * messages, messages, live_bytes, 2 * live_bytes  # of a topic with ten subscriptions
+    sparse, dense = (need_of(*log, 0, 0, 2, each, 0) for each in (segments, 999))
     assert sparse.lasting - dense.lasting == blocks * BLOCK_BYTES
 
 
 def test_making_room_needs_what_lives_in_one_segment() -> None:
-    small, large = (need_of(1, MIB, MIB, 0, 0, 2, 2, segment_bytes) for segment_bytes in (10_000, 5 * MIB))
+    small, large = (need_of(1, 1, MIB, MIB, 0, 0, 2, 2, segment_bytes) for segment_bytes in (10_000, 5 * MIB))
     assert small.passing + MIB - 10_000 == large.passing
 
 
 def test_messages_that_take_more_when_they_are_written_again_need_that() -> None:
     """Symptom: abandons had so many small messages written again that the log grew by a fifth."""
-    packed, loose = (need_of(1_000, MIB, log_bytes, 0, 0, 2, 99, 0) for log_bytes in (MIB - 50_000, MIB))
+    packed, loose = (
+        need_of(1_000, 1_000, MIB, log_bytes, 0, 0, 2, 99, 0) for log_bytes in (MIB - 50_000, MIB)
+    )
     assert packed.lasting - loose.lasting == 50_000
-    assert need_of(1_000, MIB, 2 * MIB, 0, 0, 2, 99, 0) == loose
+    assert need_of(1_000, 1_000, MIB, 2 * MIB, 0, 0, 2, 99, 0) == loose
 
 
 def test_a_partition_that_was_not_opened_needs_about_as_much() -> None:

@@ -144,6 +144,35 @@ async def test_what_has_come_due_waits_longer_each_time_while_not_even_that_find
     assert [each - began_ms for each in attempts] == [1_000, 2_000, 4_000], "the pauses are short again"
 
 
+async def test_what_a_cycle_leaves_to_the_next_one_does_not_wait_for_room() -> None:
+    """Symptom: after settlements that found no room, 32 of 100 receivers got messages, and the others waited
+    for 16 s or longer."""
+    harness = Harness()
+    await harness.send(*[b"x"] * 100)
+    locked = await harness.receive(1)
+    harness.log.fill_disk(reserve=False)
+    assert one((await harness.do(1, Complete(locked.tokens)))[:1], Failed).reason is Reason.DISK_FULL
+    for client in range(100):
+        harness.post(100 + client, Demand(MAIN, 1))
+    await harness.until_quiet()
+    assert [len(one(harness.take(100 + client), Locked).messages) for client in range(100)] == [1] * 100
+
+
+async def test_what_clients_ask_for_meanwhile_does_not_put_off_what_has_come_due() -> None:
+    harness = Harness()
+    await harness.send(b"a", ttl=[1_000])
+    await harness.send(b"b")
+    harness.log.fill_disk(reserve=False)
+    await harness.advance(1_000)
+    for _ in range(9):
+        await harness.advance(100)
+        assert one(await harness.do(1, Peek(MAIN, 0, 9)), Failed).reason is Reason.DISK_FULL
+    harness.log.empty_disk()
+    assert harness.live_bytes == 2
+    await harness.advance(100)
+    assert harness.live_bytes == 1
+
+
 async def test_a_failed_write_of_one_disk_full_cycle_recovers() -> None:
     """The disk is full, and the commit of the rest fails: that is a failed commit like any other."""
     harness = Harness()
