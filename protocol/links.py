@@ -65,6 +65,9 @@ class Link:
     """Whether that message is a Service Bus batch."""
     parts: int = 0
     """How many parts it counts as (`parts.py`)."""
+    held_back: bool = False
+    """Whether it passes on nothing before some of what its session's window holds back has gone. Written by
+    `room_in_window`."""
     peer_closed: bool = False
     """Whether the peer has closed the link instead of just detaching it."""
     gone: bool = False

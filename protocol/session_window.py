@@ -1,7 +1,7 @@
 """How many messages to pass to proton, as far as the session's window is concerned (§2.5.6).
 
-Proton keeps what the window holds back, and looks at all of that with each write: 5 to 14 µs for each
-message. So a link passes on only a few more than the window takes, and keeps the rest until it opens.
+Proton keeps what the window holds back, and looks at all of that with each write on the connection: 5 to
+14 µs for each message. So a link passes on only a few more than the window takes, and keeps the rest.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from protocol.links import Link
 from protocol.proton_values import lib
 
 WAITING_MAX = 256
-"""How many messages of a link may wait for the window: enough to hand over many at a time to a client whose
-window takes few."""
+"""How many messages may wait for windows, over all links of a connection, or one for each link if there are
+more: enough to hand over many at a time to a client whose window takes few."""
 
 _window, _queued, _drains = native.sessions_window, lib.pn_link_queued, lib.pn_link_get_drain
 
 
-def room_in_window(link: Link) -> int:
+def room_in_window(link: Link, links: int) -> int:
     """How many more messages may be passed to `Engine.send` on a link: what the peer takes now, and some that
-    wait. 0 while more than half as many wait as may.
+    wait. Once it has been 0, it stays 0 until half of those that wait have gone. `links`: how many there are
+    on the connection.
 
     While the peer drains the link (§2.6.7), one message waits at most: proton forgets the answer to a drain
     that comes behind messages that wait. It is that one which shows whether there are any.
     """
-    room = int(_window(link.session.pn)) - int(_queued(link.pn))
-    if _drains(link.pn):
-        return max(room + 1, 0)
-    room += WAITING_MAX
-    return room if room >= WAITING_MAX // 2 else 0
+    waiting_max = 1 if _drains(link.pn) else max(WAITING_MAX // max(links, 1), 1)
+    room = int(_window(link.session.pn)) + waiting_max - int(_queued(link.pn))
+    if room <= (waiting_max // 2 if link.held_back else 0):
+        link.held_back = True
+        return 0
+    link.held_back = False
+    return room

@@ -378,8 +378,9 @@ class Connection:
         then wait in the engine. Nor is there room when too much output waits over all connections and this
         one has its share of it.
         """
-        is_open = self._has_room() and room_in_window(link.link) > 0
-        if is_open and self.engine.unsent_bytes(link.link) < self.allowance:
+        engine = self.engine
+        is_open = self._has_room() and room_in_window(link.link, engine.link_count) > 0
+        if is_open and engine.unsent_bytes(link.link) < self.allowance:
             return True
         self._waiting_for_room.add(link)
         return False

@@ -42,7 +42,8 @@ class CopyLink(ABC):
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
         services, unsettled = self._connection.services, len(self._unsettled)
-        wanted = min(credit, room_in_window(self.link), services.settings.unsettled_per_link_max - unsettled)
+        room = room_in_window(self.link, self._engine.link_count)
+        wanted = min(credit, room, services.settings.unsettled_per_link_max - unsettled)
         if services.memory.exceeded:
             wanted = min(wanted, self._connection.room_above_mark(self, unsettled))
         return wanted if self._gate is None or wanted <= 0 else min(wanted, self._gate.room())

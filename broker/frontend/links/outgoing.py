@@ -124,7 +124,8 @@ class OutgoingLink:
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
-        wanted = min(credit, room_in_window(self.link), self._unsettled_max - len(self._unsettled))
+        room = room_in_window(self.link, self._engine.link_count)
+        wanted = min(credit, room, self._unsettled_max - len(self._unsettled))
         if self._memory.exceeded and not self._settled_mode:
             return min(wanted, self._connection.room_above_mark(self, len(self._unsettled)))
         return wanted
