@@ -369,9 +369,9 @@ class Connection:
         self.services.output.add(self, size)
         self.flush_soon()
 
-    def has_room_for(self, link: Waiting) -> bool:
-        """Return whether the link may hand more messages to the engine; if not, its `credit_granted` is
-        called when it may.
+    def room_for(self, link: Waiting) -> int:
+        """Return how many more messages the link may hand to the engine; at 0, its `credit_granted` is called
+        when it may hand over some.
 
         There is no room while this turn's bytes are unwritten, while the client does not read, or while it
         keeps the window of its AMQP session shut (§2.5.6), because messages it has given credit for would
@@ -379,11 +379,11 @@ class Connection:
         one has its share of it.
         """
         engine = self.engine
-        is_open = self._has_room() and room_in_window(link.link, engine.link_count) > 0
-        if is_open and engine.unsent_bytes(link.link) < self.allowance:
-            return True
+        room = room_in_window(link.link, engine.link_count) if self._has_room() else 0
+        if room and engine.unsent_bytes(link.link) < self.allowance:
+            return room
         self._waiting_for_room.add(link)
-        return False
+        return 0
 
     def _has_room(self) -> bool:
         """Return whether any link may hand messages to the engine."""

@@ -82,9 +82,9 @@ class ConnectionView(Output, Protocol):
     def allowance(self) -> int:
         """How many bytes may wait for this client."""
 
-    def has_room_for(self, link: Waiting) -> bool:
-        """Return whether the link may hand more messages to the engine; if not, its `credit_granted` is
-        called when it may."""
+    def room_for(self, link: Waiting) -> int:
+        """Return how many more messages the link may hand to the engine; at 0, its `credit_granted` is called
+        when it may hand over some."""
 
     def room_above_mark(self, link: Waiting, unsettled: int) -> int:
         """How many more deliveries the link may hold unsettled while the memory mark is exceeded; at 0, its

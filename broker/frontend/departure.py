@@ -5,7 +5,7 @@ A receiver that ends gives its messages back and withdraws its demand from every
 thousands of links ends in slices, and all such connections together get one slice in each turn of the event
 loop. A connection with few links and sessions ends at once.
 
-Invariants: nothing is delivered on any link once the end has begun (`Connection.has_room_for`); a link is
+Invariants: nothing is delivered on any link once the end has begun (`Connection.room_for`); a link is
 marked as gone when it ends, and not before; the engine is freed after the last link has ended. Runs in the
 event loop.
 """

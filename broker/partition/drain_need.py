@@ -35,8 +35,8 @@ BLOCK_BYTES = 4 << 10
 LIVE_PER_CHECKPOINT_GARBAGE = 4
 """On a full disk, garbage in checkpoints takes at most what is live in them divided by this."""
 SEGMENTS_FORESEEN_MAX = 8
-"""More are not foreseen. Where logs have more, segments are larger (`SEGMENTS_PER_FREE` in
-`storage/sizing.py`), and what they leave of their blocks is little beside the room for compaction."""
+"""More are not foreseen. Where logs have more, what they leave of their blocks is little beside the room that
+is kept for other reasons, and to foresee all of it refused a fifth of the messages that fit."""
 _SUMMARY_ROW_BYTES = records.RELOCATED_MESSAGE_BYTES + columns.MESSAGE_BYTES
 
 
@@ -67,6 +67,7 @@ def blocks_reserved(messages: int, live_bytes: int, segments: int) -> int:
 
 
 def need_of(
+    *,
     deliveries: int,
     messages: int,
     live_bytes: int,
@@ -107,5 +108,13 @@ def need_of_counts(counts: Iterable[SubqueueCounts], segment_bytes: int) -> Need
         return NO_NEED
     rows = _SUMMARY_ROW_BYTES * deliveries
     return need_of(
-        deliveries, deliveries, live_bytes + rows, live_bytes, rows, 0, 0, 1, min(live_bytes, segment_bytes)
+        deliveries=deliveries,
+        messages=deliveries,
+        live_bytes=live_bytes + rows,
+        log_bytes=live_bytes,
+        checkpoint_bytes=rows,
+        checkpoint_bytes_stored=0,
+        checkpoints=0,
+        segments=1,
+        segment_bytes=min(live_bytes, segment_bytes),
     )

@@ -85,7 +85,7 @@ class FullDisk:
     @property
     def waits(self) -> bool:
         """Whether what has come due waits before the next attempt."""
-        return not self.goes_on and self._retry_at_ms > 0 and self._clock.monotonic_ms() < self._retry_at_ms
+        return not self.goes_on and self._clock.monotonic_ms() < self._retry_at_ms
 
     def put_off(self, due_ms: int | None) -> int | None:
         """When what is due at `due_ms` (None: nothing is) is to be done, in monotonic time."""

@@ -188,11 +188,18 @@ class Upkeep:
 
     def need(self) -> Need:
         """How much room draining needs."""
-        log, messages, snapshot = self._log, self._messages, self._snapshot
-        live_bytes, stored = messages.relocatable_bytes, log.checkpoint_bytes
-        log_bytes, checkpoints, segments = log.end - log.start, len(log.checkpoints), len(log.trim_points) + 1
-        counts, size, largest = (messages.count, messages.stored_count), snapshot.size(), self._largest()
-        return need_of(*counts, live_bytes, log_bytes, size, stored, checkpoints, segments, largest)
+        log, messages = self._log, self._messages
+        return need_of(
+            deliveries=messages.count,
+            messages=messages.stored_count,
+            live_bytes=messages.relocatable_bytes,
+            log_bytes=log.end - log.start,
+            checkpoint_bytes=self._snapshot.size(),
+            checkpoint_bytes_stored=log.checkpoint_bytes,
+            checkpoints=len(log.checkpoints),
+            segments=len(log.trim_points) + 1,
+            segment_bytes=self._largest(),
+        )
 
     def _largest(self) -> int:
         """The size of the log's largest segment."""

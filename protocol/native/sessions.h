@@ -37,7 +37,8 @@ bool sessions_links_are_known(void *session, void *link, bool is_written, const 
 /* The deliveries of a session. They are there as long as it is. */
 session_deliveries_t *sessions_deliveries(void *session);
 
-/* How many more transfers the peer takes on a session now, of those that proton has not written. */
+/* How many more transfers the peer takes on a session now, of those that proton has not written: as proton
+   counts, for which a window that is lowered below what is under way becomes a very large one. */
 size_t sessions_window(void *session);
 
 /* How many messages proton writes on a sender's link as soon as it has them, if the session's window is open

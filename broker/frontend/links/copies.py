@@ -14,7 +14,6 @@ from broker.namespace.entity import Entity
 from broker.refusal_wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
 from protocol.links import SETTLED, Delivery, Link
-from protocol.session_window import room_in_window
 
 
 class CopyLink(ABC):
@@ -39,10 +38,9 @@ class CopyLink(ABC):
         """How many deliveries may be made now. Returns 0 without room; `credit_granted` is then called once
         there is room."""
         credit = self._engine.credit(self.link)
-        if credit <= 0 or not self._connection.has_room_for(self):
+        if credit <= 0 or not (room := self._connection.room_for(self)):
             return 0
         services, unsettled = self._connection.services, len(self._unsettled)
-        room = room_in_window(self.link, self._engine.link_count)
         wanted = min(credit, room, services.settings.unsettled_per_link_max - unsettled)
         if services.memory.exceeded:
             wanted = min(wanted, self._connection.room_above_mark(self, unsettled))

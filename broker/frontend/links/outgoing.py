@@ -42,7 +42,6 @@ from broker.rules.selectors import Selector
 from protocol.codec import DecodeError
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
 from protocol.links import SETTLED, Delivery, Link
-from protocol.session_window import room_in_window
 from protocol.values import decode_bounded
 
 DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
@@ -122,9 +121,8 @@ class OutgoingLink:
     def wanted(self) -> int:
         """How many messages the client may be given now."""
         credit = self._engine.credit(self.link)
-        if credit <= 0 or not self._connection.has_room_for(self):
+        if credit <= 0 or not (room := self._connection.room_for(self)):
             return 0
-        room = room_in_window(self.link, self._engine.link_count)
         wanted = min(credit, room, self._unsettled_max - len(self._unsettled))
         if self._memory.exceeded and not self._settled_mode:
             return min(wanted, self._connection.room_above_mark(self, len(self._unsettled)))
@@ -141,7 +139,7 @@ class OutgoingLink:
     def is_blocked(self) -> bool:
         """Whether the client reads more slowly than it grants credit. If so, its connection calls
         `credit_granted` when there is room again."""
-        return not self._connection.has_room_for(self)
+        return not self._connection.room_for(self)
 
     def drained(self) -> None:
         """Answer the drain (§2.6.7)."""

@@ -325,7 +325,7 @@ class ResponseLink:
         Without room, `credit_granted` is called once there is room.
         """
         connection = self._connection
-        if self.link.gone or self._waiting or not connection.has_room_for(self):
+        if self.link.gone or self._waiting or not connection.room_for(self):
             return False
         return connection.engine.credit(self.link) > 0 or not (
             connection.response_bytes or connection.services.output.is_over
@@ -409,7 +409,7 @@ class ResponseLink:
         settled = self.link.snd_settle_mode == SETTLED
         self._settle_oldest()
         while self._waiting and engine.credit(self.link) > 0:
-            if not connection.has_room_for(self):
+            if not connection.room_for(self):
                 return
             payload, _ = self._waiting.popleft()
             self._count(-len(payload))

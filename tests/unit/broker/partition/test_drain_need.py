@@ -13,6 +13,7 @@ from broker.partition.drain_need import (
     NO_NEED,
     REMOVAL_BYTES,
     SEGMENTS_FORESEEN_MAX,
+    Need,
     blocks_reserved,
     garbage_reserved,
     need_of,
@@ -51,11 +52,19 @@ def test_removals_take_a_share_of_what_is_live_at_most(
     assert garbage_reserved(deliveries, live_bytes) == reserved
 
 
+def need(**changes: int) -> Need:
+    """The need of a log of 1,000 messages and a MiB, all of it live, with both checkpoints."""
+    log = {"deliveries": 1_000, "messages": 1_000, "live_bytes": MIB, "log_bytes": MIB, "segment_bytes": 0}
+    saved = {"checkpoint_bytes": 0, "checkpoint_bytes_stored": 0, "checkpoints": 2, "segments": 99}
+    return need_of(**(log | saved | changes))
+
+
 def test_checkpoints_that_are_there_need_no_room() -> None:
-    none = need_of(100, 100, 1_000_000, 1_000_000, 40_000, 0, 0, 99, 0)
-    both = need_of(100, 100, 1_000_000, 1_000_000, 40_000, 80_000, 2, 99, 0)
+    none = need(checkpoint_bytes=40_000, checkpoints=0)
+    both = need(checkpoint_bytes=40_000, checkpoint_bytes_stored=80_000)
     assert none.lasting - both.lasting == 80_000 + 2 * BLOCK_BYTES
-    assert need_of(100, 100, 1_000_000, 2_000_000, 40_000, 1_000_000, 2, 99, 0).lasting == 100 * REMOVAL_BYTES
+    large = need(checkpoint_bytes=40_000, checkpoint_bytes_stored=MIB, log_bytes=2 * MIB)
+    assert large.lasting == 1_000 * REMOVAL_BYTES
     assert both.passing == none.passing >= 40_000, "a new one is there before the old one goes"
 
 
@@ -79,34 +88,32 @@ def test_more_segments_take_blocks_that_they_do_not_fill(
 ) -> None:
     """Symptom: 24 messages of 60 KB that were abandoned on a full disk used up its reserves."""
     assert blocks_reserved(messages, live_bytes, segments) == blocks * BLOCK_BYTES
-    log = 10 * messages, messages, live_bytes, 2 * live_bytes  # of a topic with ten subscriptions
-    sparse, dense = (need_of(*log, 0, 0, 2, each, 0) for each in (segments, 999))
+    log = {"deliveries": 10 * messages, "messages": messages, "live_bytes": live_bytes}  # of a topic
+    sparse, dense = (need(**log, log_bytes=2 * live_bytes, segments=each) for each in (segments, 999))
     assert sparse.lasting - dense.lasting == blocks * BLOCK_BYTES
 
 
 def test_making_room_needs_what_lives_in_one_segment() -> None:
-    small, large = (need_of(1, 1, MIB, MIB, 0, 0, 2, 2, segment_bytes) for segment_bytes in (10_000, 5 * MIB))
+    small, large = (need(segment_bytes=segment_bytes) for segment_bytes in (10_000, 5 * MIB))
     assert small.passing + MIB - 10_000 == large.passing
 
 
 def test_messages_that_take_more_when_they_are_written_again_need_that() -> None:
     """Symptom: abandons had so many small messages written again that the log grew by a fifth."""
-    packed, loose = (
-        need_of(1_000, 1_000, MIB, log_bytes, 0, 0, 2, 99, 0) for log_bytes in (MIB - 50_000, MIB)
-    )
+    packed, loose = (need(log_bytes=log_bytes) for log_bytes in (MIB - 50_000, MIB))
     assert packed.lasting - loose.lasting == 50_000
-    assert need_of(1_000, 1_000, MIB, 2 * MIB, 0, 0, 2, 99, 0) == loose
+    assert need(log_bytes=2 * MIB) == loose
 
 
 def test_a_partition_that_was_not_opened_needs_about_as_much() -> None:
     assert need_of_counts([], MIB) == need_of_counts([SubqueueCounts()], MIB) == NO_NEED
     counts = [SubqueueCounts(active=1_000, bytes=1_000_000), SubqueueCounts(deferred=500)]
-    need = need_of_counts(counts, 64 * MIB)
-    assert need.lasting > 1_500 * REMOVAL_BYTES and need.passing > 1_000_000
+    estimate = need_of_counts(counts, 64 * MIB)
+    assert estimate.lasting > 1_500 * REMOVAL_BYTES and estimate.passing > 1_000_000
 
 
 def test_a_large_partition_that_was_not_opened_moves_no_more_than_a_segment() -> None:
     """Symptom: on a disk that is more than half full, messages were refused until it was opened."""
     for segment_bytes in (MIB, 64 * MIB, 1 << 30):
-        need = need_of_counts([SubqueueCounts(active=1_000, bytes=30 << 30)], segment_bytes)
-        assert segment_bytes <= need.passing < segment_bytes + MIB
+        estimate = need_of_counts([SubqueueCounts(active=1_000, bytes=30 << 30)], segment_bytes)
+        assert segment_bytes <= estimate.passing < segment_bytes + MIB
