@@ -10,6 +10,7 @@ from broker.frontend.nodes import request_node
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST, SHARE_BYTES_MIN, Allowance, OutputTotal
 from broker.operations.receiving import Demand, Locked
 from broker.operations.settling import Release
+from protocol.codec import UInt
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import PROPERTIES
 from tests.support.link_stack import Client, LinkStack, tags_of, turn, until
@@ -105,12 +106,14 @@ async def test_only_connections_in_which_something_may_wait_are_counted() -> Non
 # --- connections --------------------------------------------------------------------------------------------
 
 
-async def receivers(stack: LinkStack, count: int) -> list[Client]:
+async def receivers(stack: LinkStack, count: int, *, window: int = 100_000) -> list[Client]:
     clients = []
     for _ in range(count):
-        client = await stack.connect()
+        client = await stack.connect(window=window)
         await client.attach(raw.receiver_attach(0, "queue"))
-        client.say(raw.frame(raw.FLOW, raw.flow_fields(0, 0, 1_000)))
+        flow = raw.flow_fields(0, 0, 1_000)
+        flow[1] = UInt(window)
+        client.say(raw.frame(raw.FLOW, flow))
         clients.append(client)
     await turn()
     for client in clients:
@@ -132,13 +135,14 @@ def waiting(clients: list[Client]) -> int:
     return sum(client.connection.waiting_bytes() for client in clients)
 
 
+@pytest.mark.parametrize("window", [100_000, 0], ids=["does not read", "keeps its session window shut"])
 async def test_many_that_do_not_read_are_given_a_bounded_number_of_bytes_and_one_who_reads_is_served(
-    monkeypatch: pytest.MonkeyPatch,
+    window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_readers, "LOOK_AGAIN_S", 0.001)
     size = 20_000
     stack = LinkStack(1, total_output_bytes_max=MIB, receive_cache_messages=2)
-    silent = await receivers(stack, 8)
+    silent = await receivers(stack, 8, window=window)
     for _ in range(200):
         give(stack, size)
         await turn()

@@ -49,13 +49,17 @@ async def test_thousands_of_watchers_are_told_over_several_turns(ends: bool, wor
     gone = Refused(Reason.ENTITY_NOT_FOUND, "deleted")
     work = asyncio.ensure_future(queue.end(gone) if ends else queue.update(queue.description))
     steps: list[int] = []
+    left, late = list[Watcher](), Watcher()
     while not work.done():
         before = told()
         await asyncio.sleep(0)
         steps.append(told() - before)
         if before == 0 and steps[-1]:
-            queue.watchers.discard(watchers[-1])  # it leaves meanwhile
-    assert max(steps) <= TOLD_AT_ONCE and told() >= len(watchers) - 1
+            left = [each for each in watchers if not (each.changes or each.ended)][-1:]
+            queue.watchers.difference_update(left)  # it leaves meanwhile
+            queue.watchers.add(late)  # and another comes
+    assert max(steps) <= TOLD_AT_ONCE and told() == len(watchers) - 1
+    assert [each.changes + len(each.ended) for each in [*left, late]] == [0, 1]
 
 
 async def test_an_update_ends_though_links_come_and_go_all_the_time(world: World) -> None:

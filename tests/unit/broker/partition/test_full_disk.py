@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+from structlog import get_logger
 from structlog.testing import capture_logs
 
+from broker.base.clock import ManualClock
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
 from broker.operations.browsing import Peek, Peeked
@@ -11,11 +16,12 @@ from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
 from broker.operations.settling import Complete, Settled
-from broker.partition.full_disk import PAUSE_MS_MAX
+from broker.partition.full_disk import PAUSE_MS_MAX, FullDisk
 from broker.partition.health import Health
 from storage.errors import CommitFailed, DiskFull
 from storage.log import Commit
-from tests.support.partition_harness import NUMBER, Harness, one
+from tests.support.partition_harness import NUMBER, Harness, one, running
+from tests.support.waiting import until
 
 
 async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -> None:
@@ -156,6 +162,39 @@ async def test_what_a_cycle_leaves_to_the_next_one_does_not_wait_for_room() -> N
         harness.post(100 + client, Demand(MAIN, 1))
     await harness.until_quiet()
     assert [len(one(harness.take(100 + client), Locked).messages) for client in range(100)] == [1] * 100
+
+
+async def test_the_timer_does_not_wake_the_partition_before_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    await harness.send(b"a", ttl=[1_000])
+    harness.log.fill_disk(reserve=False)
+    harness.clock.advance(1_000)
+    steps = 0
+    step = harness.task.step
+
+    async def counted() -> bool:
+        nonlocal steps
+        steps += 1
+        return await step()
+
+    monkeypatch.setattr(harness.task, "step", counted, raising=True)
+    async with running(harness):
+        harness.post(1, Peek(MAIN, 0, 9))
+        await until(lambda: bool(harness.received[1]))
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert steps < 10
+        harness.log.empty_disk()
+
+
+def test_what_a_failed_cycle_has_left_is_not_gone_on_with() -> None:
+    full = FullDisk(ManualClock(), get_logger())
+    full.goes_on = True
+    assert not full.waits
+    full.refuse_all(DiskFull("no room"))
+    assert full.waits
 
 
 async def test_what_clients_ask_for_meanwhile_does_not_put_off_what_has_come_due() -> None:

@@ -24,6 +24,7 @@ from broker.operations.sessions import (
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition import messages as messages_module
 from broker.partition import records, snapshot
+from broker.partition.drain_need import BLOCK_BYTES
 from broker.partition.full_disk import PAUSE_MS_MAX
 from broker.partition.health import Health
 from broker.partition.task_limits import TaskLimits
@@ -32,6 +33,7 @@ from storage.errors import CommitFailed, DiskFull, StorageError
 from storage.log import RECORD_HEADER, Block, Checkpoint, Commit
 from tests.support.memory_log import MemoryLog
 from tests.support.partition_harness import NUMBER, Harness, one
+from tests.support.topics import topic
 from tests.support.waiting import until
 
 SEGMENT_BYTES = 4_000
@@ -430,6 +432,27 @@ async def test_a_partition_with_more_garbage_than_was_foreseen_writes_nothing_be
     await quiet
     assert len(harness.received[1]) == 2
     assert log_bytes(harness) < 50_000 + 200_000 * is_scarce
+
+
+@pytest.mark.parametrize("subscriptions", [0, 10])
+async def test_what_draining_needs_counts_the_segments_that_large_messages_have_and_will_have(
+    subscriptions: int,
+) -> None:
+    """Those that subscriptions share count once."""
+    lasting = []
+    for segment_bytes in (1 << 30, SEGMENT_BYTES):
+        description = topic(*(f"s{number}" for number in range(subscriptions))) if subscriptions else None
+        harness = Harness(
+            limits=TaskLimits(upkeep=NEVER_DUE), segment_bytes=segment_bytes, description=description
+        )
+        for _ in range(3):
+            await harness.send(b"x" * 20_000)
+        need = harness.log.need()
+        assert need is not None and len(harness.log.trim_points) == (
+            0 if segment_bytes > SEGMENT_BYTES else 2
+        )
+        lasting.append(need[0])
+    assert lasting[0] - lasting[1] == 2 * BLOCK_BYTES
 
 
 async def test_what_draining_needs_is_known_before_the_messages_are_written() -> None:

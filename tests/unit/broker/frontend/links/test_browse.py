@@ -21,6 +21,8 @@ from broker.operations.interface import Answer, Operation, Sink
 from broker.operations.message_states import MessageState
 from protocol.codec import Described, Symbol, UInt, ULong
 from protocol.events import Outcome
+from protocol.proton_values import lib as proton
+from protocol.session_window import WAITING_MAX
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import sections
 from tests.support.link_stack import Client, LinkStack, turn, until
@@ -152,6 +154,19 @@ async def drained(client: Client) -> Frame | None:
 
 
 # --- messages shown -----------------------------------------------------------------------------------------
+
+
+async def test_few_messages_wait_for_the_window_of_a_session() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect(window=10)
+    await client.attach(browser_attach())
+    fields = raw.flow_fields(0, 0, 5_000)
+    fields[1] = UInt(10)
+    client.say(raw.frame(raw.FLOW, fields))
+    await Shelf(stack, [2_000]).serve()
+    (link,) = client.connection.engine.links()
+    assert len(shown(await client.hear())) == 10
+    assert 0 < proton.pn_link_queued(link.pn) <= WAITING_MAX
 
 
 async def test_each_message_of_all_partitions_is_shown_once_and_nothing_is_asked_of_them_but_to_look() -> (

@@ -14,6 +14,7 @@ from broker.operations.general import Unavailable
 from broker.operations.receiving import Demand, Unmet, Withdraw
 from broker.operations.settling import Complete, Release, RenewLocks, Settled
 from protocol.codec import UInt
+from protocol.proton_values import lib as proton
 from protocol.session_window import WAITING_MAX
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import sections
@@ -358,9 +359,33 @@ async def test_a_drain_of_a_client_that_does_not_read_is_answered_after_its_mess
     ] == [0]
 
 
-async def shut(window: int, credit: int, **flow: bool) -> tuple[LinkStack, Client]:
-    """A client whose session takes so many messages, and its link more."""
-    stack = LinkStack(1, receive_cache_messages=0)
+async def test_a_client_that_keeps_its_session_window_shut_is_given_a_bounded_number_of_bytes() -> None:
+    stack = LinkStack(1, output_buffer_bytes_max=65_536)
+    client = await stack.connect(window=0)
+    await client.receiver(0)
+    shut = raw.flow_fields(0, 0, 5_000)
+    shut[1] = UInt(0)
+    client.say(raw.frame(raw.FLOW, shut))
+    given = 0
+    for _ in range(50):
+        await turn()
+        if stack.parts[0].has(Demand):
+            demand, sink = stack.parts[0].take(Demand)
+            sink(locked(0, demand.count, body=b"x" * 1_000, until_ms=stack.clock.monotonic_ms() + LONG_MS))
+            given += demand.count
+        client.say(raw.raw_frame(b""))
+    (link,) = client.connection.engine.links()
+    assert client.connection.engine.unsent_bytes(link) < 3 * 65_536 and given < 500
+    client.say(raw.frame(raw.FLOW, raw.flow_fields()))
+    assert tags_of(await client.hear()), "once the window opens it goes on"
+
+
+async def shut(
+    window: int, credit: int, *, messages_ahead: int = 0, **flow: bool
+) -> tuple[LinkStack, Client]:
+    """A client whose session takes so many messages, and its link more. `messages_ahead`: how many may be
+    held ready."""
+    stack = LinkStack(1, receive_cache_messages=messages_ahead)
     client = await stack.connect(window=window)
     await client.receiver(0)
     open_for(client, window, credit, 0, **flow)
@@ -398,6 +423,23 @@ async def test_few_messages_wait_for_the_window_of_a_session(window: int) -> Non
     given += await given_all(stack, client)
     assert len(tags_of(await client.hear())) == 1_000
     assert window + 1_000 + WAITING_MAX // 2 < given <= window + 1_000 + WAITING_MAX
+
+
+async def test_of_many_that_come_at_once_few_wait_for_the_window_and_the_others_are_held_ready() -> None:
+    stack, client = await shut(10, 5_000, messages_ahead=2_000)
+    given = await given_all(stack, client)
+    (link,) = client.connection.engine.links()
+    assert len(tags_of(await client.hear())) == 10
+    assert proton.pn_link_queued(link.pn) <= WAITING_MAX < given
+
+
+async def test_the_receivers_of_a_connection_share_what_may_wait_for_the_window() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect(window=0)
+    for handle in range(64):
+        await client.receiver(handle)
+    for link in client.connection.engine.links():
+        assert client.connection.room_for(link.context) == WAITING_MAX // 64
 
 
 @pytest.mark.parametrize("messages", [0, 1])
