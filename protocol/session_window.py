@@ -11,8 +11,9 @@ from protocol.links import Link
 from protocol.proton_values import lib
 
 WAITING_MAX = 256
-"""How many messages may wait for windows, over all links of a connection, or one for each link if there are
-more: enough to hand over many at a time to a client whose window takes few."""
+"""How many messages may wait for windows. The links of a connection share them, and each has one at least:
+enough to hand over many at a time to a client whose window takes few. More wait if a link took its share
+while there were fewer links, or if links of one session are answered together: each counts on its window."""
 
 _window, _queued, _drains = native.sessions_window, lib.pn_link_queued, lib.pn_link_get_drain
 

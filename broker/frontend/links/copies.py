@@ -73,10 +73,15 @@ class CopyLink(ABC):
         self._connection.sent(sum(map(len, messages)))
 
     def _answer_drain(self) -> None:
-        """Answer a drain (§2.6.7), if the client has asked for one: there is nothing more to show."""
-        if self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
-            self._engine.drained(self.link)
-            self._connection.flush_soon()
+        """Answer a drain (§2.6.7), if the client has asked for one: there is nothing more to show.
+
+        Behind deliveries that wait, proton would forget the answer. `credit_granted` is called when there is
+        room, and comes here again.
+        """
+        engine, connection = self._engine, self._connection
+        if engine.draining(self.link) and engine.credit(self.link) > 0 and connection.room_for(self):
+            engine.drained(self.link)
+            connection.flush_soon()
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """Answer the client's outcomes (§2.7.6) with the same outcomes; they change nothing."""

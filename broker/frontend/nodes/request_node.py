@@ -421,7 +421,8 @@ class ResponseLink:
                 self._unsettled[delivery] = len(payload)
                 self._unsettled_bytes += len(payload)
             connection.sent(len(payload))
-        if engine.draining(self.link):
+        # Behind responses that wait, proton would forget the answer.
+        if engine.draining(self.link) and connection.room_for(self):
             engine.drained(self.link)
         connection.flush_soon()
 

@@ -9,7 +9,7 @@ import pytest
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.streams import RangeRead, ReadRange
 from broker.throttle.throttle import HELD_MS_MAX
-from protocol.codec import Described, Long, Symbol, ULong
+from protocol.codec import Described, Long, Symbol, UInt, ULong
 from protocol.events import Outcome
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import LinkStack, turn
@@ -75,6 +75,42 @@ async def test_what_is_shown_is_paid_for_and_waits_for_credits(
     await turn()
     stack.parts[0].answer(kind, answer)
     assert len(await client.heard(raw.TRANSFER)) == 1 and stack.throttle.left_for_receivers() == 0
+
+
+@pytest.mark.parametrize("drains_at_once", [True, False])
+@pytest.mark.parametrize(
+    ("filters", "kind", "answer"),
+    [({}, Peek, page), ({Symbol("partibus:range"): {Symbol("from"): Long(1)}}, ReadRange, part)],
+)
+async def test_a_drain_is_answered_behind_what_waits_for_the_window(
+    filters: dict[Any, Any], kind: type[Any], answer: Any, drains_at_once: bool
+) -> None:
+    """Symptom: it was never answered, however often it was asked for."""
+    client = await LinkStack(1).connect(window=0)
+    fields = raw.receiver_attach(0, "queue")
+    fields[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, Symbol("copy"), filters])
+    await client.attach(fields)
+
+    def flow(window: int, *, drain: bool) -> None:
+        fields = raw.flow_fields(0, 0, 10, drain=drain)
+        fields[1] = UInt(window)
+        client.say(raw.frame(raw.FLOW, fields))
+
+    flow(0, drain=drains_at_once)
+    await turn()
+    client.stack.parts[0].answer(kind, answer)
+    await turn()
+    flow(0, drain=True)
+    await turn()
+    assert not [frame for frame in await client.hear() if frame.code == raw.TRANSFER or frame.field(8)]
+    flow(10, drain=True)
+    await turn()
+    while client.stack.parts[0].has(kind):
+        client.stack.parts[0].answer(kind, answer)
+        await turn()
+    frames = [frame for frame in await client.hear() if frame.code in (raw.TRANSFER, raw.FLOW)]
+    assert [frame.code for frame in frames] == [raw.TRANSFER, raw.FLOW]
+    assert (frames[1].field(5), frames[1].field(6)) == (10, 0)
 
 
 async def test_a_link_without_credits_for_too_long_is_closed() -> None:

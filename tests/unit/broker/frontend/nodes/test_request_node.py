@@ -24,13 +24,14 @@ from protocol.codec import (
     Symbol,
     Timestamp,
     TypeCode,
+    UInt,
     ULong,
     decode,
     encode,
 )
 from protocol.events import MessagesReceived, TransactionalState
 from tests.support import raw_amqp as raw
-from tests.support.link_stack import turn, until
+from tests.support.link_stack import LinkStack, turn, until
 from tests.support.management_bench import bench
 
 
@@ -115,6 +116,48 @@ async def test_a_client_whose_time_is_used_up_goes_on_in_a_later_turn(
     assert calls == 4, "15 at a time"
     await until(lambda: len(asked) == 50)
     assert asked == list(range(50)) and accepted == ([] if settled else list(range(50)))
+
+
+async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: it was never answered, and later requests had no responses."""
+
+    async def respond(node: ManagementNode, request: Request) -> Response:
+        return Response({"statusCode": 200})
+
+    monkeypatch.setattr(ManagementNode, "respond", respond)
+    client = await LinkStack(1).connect(window=0)
+    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
+    fields = raw.receiver_attach(1, "queue/$management")
+    fields[6] = Described(ULong(raw.TARGET), ["reply"])
+    client.say(raw.frame(raw.ATTACH, fields))
+    await client.hear()
+
+    def ask(number: int) -> None:
+        request = sections((0x73, [str(number), None, None, None, "reply"]), (0x74, {"operation": "x"}))
+        client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
+
+    def flow(received: int, credit: int, window: int, *, drain: bool = False) -> None:
+        fields = raw.flow_fields(1, received, credit, received=received, drain=drain)
+        fields[1] = UInt(window)
+        client.say(raw.frame(raw.FLOW, fields))
+
+    flow(0, 30, 0)
+    ask(0)
+    await turn()
+    flow(0, 30, 0, drain=True)
+    await turn()
+    assert not [frame for frame in await client.hear() if frame.code == raw.TRANSFER or frame.field(8)]
+    flow(0, 30, 10, drain=True)
+    await turn()
+    heard = [frame for frame in await client.hear() if frame.code in (raw.TRANSFER, raw.FLOW)]
+    assert [frame.code for frame in heard] == [raw.TRANSFER, raw.FLOW]
+    assert (heard[1].field(5), heard[1].field(6)) == (30, 0)
+    flow(30, 5, 10)
+    ask(1)
+    await turn()
+    assert len(await client.heard(raw.TRANSFER)) == 1
 
 
 def sections(*parts: tuple[int, Any]) -> bytes:
