@@ -6,7 +6,7 @@ everything is durable. It is written
 - when a log gets a new owner or a new segment, before the first commit in that segment is acknowledged: a
   segment that the extent does not know holds nothing that was acknowledged;
 - after each checkpoint;
-- some seconds after commits, in the background (`end_record.py`);
+- some seconds after commits, in the background (`end_record.py`), and when the log is closed;
 - before trimmed segments are removed.
 So after a crash at any moment, the log holds at least what its extent says.
 

@@ -300,6 +300,8 @@ class FileLog:
             opened.active.abandon()
         else:
             opened.active.close()
+            with contextlib.suppress(StorageError):  # then as after a crash: the extent is a little behind
+                self.extent.reached(opened.durable)
         for segment in opened.segments:
             self._shared.files.forget(segment.path)
 
@@ -469,9 +471,7 @@ class FileLog:
             try:
                 if opened is None or not opened.active.is_open:
                     return
-                if (
-                    self.under_way.is_let_go
-                ):  # the file stays open, without a place, until that work has ended
+                if self.under_way.is_let_go:  # the file stays open without a place until that work has ended
                     self._shared.open_segments.give(self)
                     return
                 await self._zeros_written()

@@ -21,15 +21,14 @@ LOG = ROOT / "logs" / "orders%231" / "0000"
 COMMITS = [[b"first"], [b"second", b"and third"], [b""], [b"x" * 40], [b"last but one"], [b"the last"]]
 
 
-async def written(disk: RecordingDisk, **settings: Any) -> list[Position]:
-    """Write the commits and crash: the zeros behind them stay. Gives the positions of the commits and of the
-    end.
+async def written(**settings: Any) -> tuple[RecordingDisk, list[Position]]:
+    """Write the commits and crash: the zeros behind them stay. Gives the disk, and the positions of the
+    commits and of the end.
     """
-    positions = []
+    disk = RecordingDisk()
     async with acquired(ROOT, disk, **settings) as log:
         positions = [await append(log, *bodies) for bodies in COMMITS] + [log.end]
-        disk.before_sync = None
-    return positions
+        return disk.after_kill(), positions
 
 
 def segments(disk: RecordingDisk) -> list[Path]:
@@ -48,8 +47,7 @@ async def read(disk: RecordingDisk, since: Position | None = None) -> list[list[
 
 
 async def test_a_tail_cut_at_any_byte_loses_only_the_frames_that_the_cut_reaches() -> None:
-    disk = RecordingDisk()
-    positions = await written(disk)
+    disk, positions = await written()
     [path] = segments(disk)
     ends = [SEGMENT_HEADER_BYTES + position for position in positions]
     for size in range(ends[-1] + 1):
@@ -69,8 +67,7 @@ async def test_a_tail_cut_at_any_byte_loses_only_the_frames_that_the_cut_reaches
 
 
 async def test_a_flipped_byte_before_the_last_frame_is_refused_with_file_and_place() -> None:
-    disk = RecordingDisk()
-    positions = await written(disk)
+    disk, positions = await written()
     [path] = segments(disk)
     last = SEGMENT_HEADER_BYTES + positions[-2]
     for offset in range(last):
@@ -82,8 +79,7 @@ async def test_a_flipped_byte_before_the_last_frame_is_refused_with_file_and_pla
 
 
 async def test_a_flipped_byte_in_the_last_frame_or_behind_it_never_passes_for_data() -> None:
-    disk = RecordingDisk()
-    positions = await written(disk)
+    disk, positions = await written()
     [path] = segments(disk)
     last, end = (SEGMENT_HEADER_BYTES + position for position in positions[-2:])
     for offset in [*range(last, end + 100), len(disk.after_power_cut().contents(path)) - 1]:
@@ -93,8 +89,7 @@ async def test_a_flipped_byte_in_the_last_frame_or_behind_it_never_passes_for_da
 
 
 async def test_a_flipped_byte_anywhere_in_an_older_segment_is_refused_with_file_and_place() -> None:
-    disk = RecordingDisk()
-    await written(disk, segment_bytes_max=400)
+    disk, _ = await written(segment_bytes_max=400)
     paths = segments(disk)
     assert len(paths) > 2
     for path in paths[:-1]:
@@ -107,16 +102,14 @@ async def test_a_flipped_byte_anywhere_in_an_older_segment_is_refused_with_file_
 
 @pytest.mark.parametrize("missing", [1, 2])
 async def test_a_missing_segment_in_the_middle_is_refused(missing: int) -> None:
-    disk = RecordingDisk()
-    await written(disk, segment_bytes_max=400)
+    disk, _ = await written(segment_bytes_max=400)
     disk.remove(segments(disk)[missing])
     with pytest.raises(CorruptRecord, match=r"the segment between .* is missing"):
         await read(disk)
 
 
 async def test_a_fetch_of_a_flipped_byte_is_refused_and_its_neighbours_are_read() -> None:
-    disk = RecordingDisk()
-    positions = await written(disk)
+    disk, positions = await written()
     [path] = segments(disk)
     for offset in range(positions[3], positions[4]):
         copy = disk.after_power_cut()
@@ -154,12 +147,12 @@ async def test_a_tail_that_a_checkpoint_calls_durable_is_not_cut() -> None:
 
 
 async def test_a_message_that_holds_a_whole_frame_is_not_taken_for_one_in_a_torn_tail() -> None:
-    disk = RecordingDisk()
-    positions = await written(disk)
+    disk, positions = await written()
     [path] = segments(disk)
     stolen = bytes(disk.contents(path)[SEGMENT_HEADER_BYTES + positions[4] :])[: positions[5] - positions[4]]
     async with acquired(ROOT, disk) as log:
         begin = await append(log, stolen * 3)
+        disk = disk.after_kill()
     [path] = segments(disk)
     disk.contents(path)[SEGMENT_HEADER_BYTES + begin + FRAME_HEADER_BYTES] ^= 1
     assert await read(disk) == COMMITS

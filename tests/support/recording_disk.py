@@ -98,9 +98,16 @@ class RecordingDisk:
 
     def after_power_cut(self, rng: random.Random | None = None) -> RecordingDisk:
         """The disk without anything unsynced, or with whatever `rng` keeps of it."""
+        return self._left((lambda: rng.random() < 0.5) if rng else (lambda: False))
+
+    def after_kill(self) -> RecordingDisk:
+        """The disk with all that was written, and nothing that is written later."""
+        return self._left(lambda: True)
+
+    def _left(self, keep: Callable[[], bool]) -> RecordingDisk:
         with self._mutex:
             left = RecordingDisk(queued=self._queued, capacity_bytes=self.capacity_bytes)
-            left._root = self._root.after_power_cut((lambda: rng.random() < 0.5) if rng else (lambda: False))
+            left._root = self._root.after_power_cut(keep)
             return left
 
     def lose(self, path: Path) -> None:

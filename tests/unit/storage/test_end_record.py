@@ -94,6 +94,48 @@ async def test_a_disk_that_refuses_is_asked_again_and_costs_the_log_nothing(
     await store.close()
 
 
+@pytest.mark.parametrize("fsync", ["always", "never"])
+@pytest.mark.parametrize("damage", ["cut off", "flipped"])
+async def test_a_log_that_was_closed_misses_its_last_messages(
+    tmp_path: Path, damage: str, fsync: str
+) -> None:
+    """Symptom: after a stop at once after the last commits, damage to them counted as a commit that nobody
+    was told of, and the broker cut them off without a word."""
+    store = small_store(tmp_path, fsync=fsync, end_record_ms=60_000)
+    log = store.log("orders", 0)
+    await log.acquire()
+    first = await append(log, b"one")
+    size, end = log.end - first, log.end
+    await log.close()
+    await store.close()
+    segment = last_segment(tmp_path)
+    content = bytearray(segment.read_bytes()[: SEGMENT_HEADER_BYTES + size])
+    content[-1] ^= 1
+    segment.write_bytes(content if damage == "flipped" else content[:-1])
+    store = small_store(tmp_path)
+    with pytest.raises(RecordsMissing) as missing:
+        await store.log("orders", 0).acquire()
+    assert missing.value.expected == end
+    await store.close()
+
+
+async def test_a_log_is_closed_although_its_end_cannot_be_recorded(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    store = small_store(tmp_path, disk, end_record_ms=60_000)
+    log = store.log("orders", 0)
+    await log.acquire()
+    await append(log, b"one")
+    disk.fail("write", errno.EIO, path_part=".extent")
+    await log.close()
+    await store.close()
+    store = small_store(tmp_path, disk)
+    log = store.log("orders", 0)
+    await log.acquire()
+    assert flat(await contents(log)) == [b"one"]
+    await log.close()
+    await store.close()
+
+
 async def test_what_is_not_synced_is_not_recorded(tmp_path: Path) -> None:
     store = small_store(tmp_path, fsync="never", end_record_ms=1)
     log = store.log("orders", 0)

@@ -40,19 +40,21 @@ async def test_the_folder_of_a_log_that_is_missing_is_found(tmp_path: Path) -> N
 
 
 async def test_an_unfinished_commit_is_no_damage(tmp_path: Path) -> None:
-    async with acquired(tmp_path) as log:
+    left = tmp_path / "left"
+    async with acquired(tmp_path / "used") as log:
         for number in range(3):
             await append(log, b"%d" % number * 100)
-        [path] = files(tmp_path, ".segment")
         end = SEGMENT_HEADER_BYTES + log.end
+        shutil.copytree(tmp_path / "used", left)  # as a kill leaves it
+    [path] = files(left, ".segment")
     whole = path.read_bytes()[:end]
     assert len(whole) == end
     for cut in (end - 1, end - 100, end - 150):
         path.write_bytes(whole[:cut] + bytes(1_000))
-        [finding] = check(tmp_path)
+        [finding] = check(left)
         assert (finding.severity, finding.path) == (Severity.NOTE, str(path)) and finding.offset < cut
     path.write_bytes(whole + bytes(5_000))
-    assert check(tmp_path) == [], "room that is not used yet"
+    assert check(left) == [], "room that is not used yet"
 
 
 async def test_the_extent_of_a_log_that_was_used_is_missed_however_short_the_log_is(tmp_path: Path) -> None:
