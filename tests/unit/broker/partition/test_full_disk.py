@@ -86,6 +86,77 @@ async def test_the_log_says_when_a_disk_is_full_and_not_for_each_send() -> None:
     assert all(line["error"] for line in lines if line["event"] == "disk.full")
 
 
+async def test_clients_that_alternate_between_refused_and_stored_sends_cause_two_lines_a_minute() -> None:
+    """Symptom: on a disk with room for small messages and none for large ones, each pair of sends wrote two
+    lines, 300 of them in a second."""
+    harness = Harness()
+    await harness.send(b"a")
+    with capture_logs() as lines:
+        for _ in range(3):
+            for _ in range(60):
+                await refused_and_stored(harness)
+                await harness.advance(1_000)
+    told = [(line["event"], line["refused_sends"]) for line in lines if line["event"].startswith("disk.")]
+    assert told == [
+        ("disk.full", 1),
+        ("disk.has_room", 1),
+        ("disk.full", 60),
+        ("disk.has_room", 60),
+        ("disk.full", 60),
+        ("disk.has_room", 60),
+    ], "and each refused send is in both counts"
+
+
+async def refused_and_stored(harness: Harness) -> None:
+    harness.log.fill_disk()
+    assert one(await harness.do(1, Send([b"x"], None)), Failed).reason is Reason.DISK_FULL
+    harness.log.empty_disk()
+    await harness.send(b"z")
+
+
+async def test_sends_refused_again_within_a_minute_are_told_at_its_end_with_all_that_were_refused() -> None:
+    harness = Harness()
+    with capture_logs() as lines:
+        await refused_and_stored(harness)
+        await harness.advance(1_000)
+        await refused_and_stored(harness)
+        harness.log.fill_disk()
+        for _ in range(59):
+            await harness.advance(1_000)
+            await harness.do(1, Send([b"x"], None))
+        harness.log.empty_disk()
+        await harness.send(b"b")
+    told = [(line["event"], line["refused_sends"]) for line in lines if line["event"].startswith("disk.")]
+    assert told == [("disk.full", 1), ("disk.has_room", 1), ("disk.full", 60), ("disk.has_room", 60)]
+
+
+def test_settlements_that_alternate_with_stored_sends_cause_two_lines_a_minute() -> None:
+    clock = ManualClock()
+    full = FullDisk(clock, get_logger())
+    with capture_logs() as lines:
+        for _ in range(120):
+            full.refuse_all(DiskFull("no room"))
+            full.found_room(for_sends=True)
+            clock.advance(1_000)
+    assert [line["event"] for line in lines] == ["disk.full_for_settlements", "disk.has_room"] * 2
+
+
+def test_however_sends_and_settlements_alternate_there_is_one_end_for_each_beginning() -> None:
+    clock = ManualClock()
+    full = FullDisk(clock, get_logger())
+    with capture_logs() as lines:
+        for second in range(120):
+            full.refuse(1, DiskFull("no room"))
+            if second % 60 >= 30:
+                full.refuse_all(DiskFull("no room"))
+            full.found_room(for_sends=False)
+            full.found_room(for_sends=True)
+            clock.advance(1_000)
+    both = ["disk.full", "disk.has_room", "disk.full_for_settlements", "disk.has_room"]
+    assert [line["event"] for line in lines] == both * 2
+    assert sum(line["refused_sends"] for line in lines if line["event"] == "disk.has_room") == 91
+
+
 async def test_demand_that_a_refused_send_would_have_met_waits_on() -> None:
     harness = Harness()
     await harness.do(1, Demand(MAIN, 2))
