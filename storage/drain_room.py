@@ -155,6 +155,11 @@ class DrainRoom:
         self._ended += self._taken.pop(log, 0)
 
     @property
+    def free(self) -> int:
+        """The free space as far as it is known, without what commits under way will take."""
+        return self._free
+
+    @property
     def is_scarce(self) -> bool:
         """Whether so much of the room for lasting needs is taken by what no need foresees, such as abandons,
         that garbage must be freed before more is written."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from storage.disk import Disk
-from storage.drain_room import DrainRoom
+from storage.drain_room import UNKNOWN_BYTES, DrainRoom
 from storage.full_disk import Reserves
 from storage.threads import OwnerFailed, UnderWay, run_to_end, start_background
 
@@ -61,8 +61,9 @@ class SpaceWatch:
         self._told_until = self._full_until = 0.0
         self._telling: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._free_when_full: int | None = None
-        """The least free space, in bytes, seen since a commit last found none; None if not yet known."""
+        self._free_when_full = UNKNOWN_BYTES
+        """The least free space, in bytes, since a commit last found none, beginning with what was known then:
+        the first look may be a second later, when much has come free."""
         self.is_open = False
         """Whether the folder is in use, so that its free space may be measured. Set by the store."""
 
@@ -81,9 +82,9 @@ class SpaceWatch:
         """The background tasks, to be cancelled when the store is closed."""
         return self._telling, self._looking
 
-    def measure(self) -> int:
-        """Measure the free space, and return it. Runs in a thread. Raises OSError."""
-        return self._room.measure(lambda: self._disk.space(self._root).free)
+    def measure(self) -> None:
+        """Measure the free space. Runs in a thread. Raises OSError."""
+        self._room.measure(lambda: self._disk.space(self._root).free)
 
     def weigh(self) -> None:
         """The free space was measured, or needs have changed: go on looking if it is full."""
@@ -96,7 +97,7 @@ class SpaceWatch:
         counts as full from now on."""
         now = asyncio.get_running_loop().time()
         if is_full:
-            self._full_until, self._free_when_full = now + FULL_DISK_SHOWN_S, None
+            self._full_until, self._free_when_full = now + FULL_DISK_SHOWN_S, self._room.free
         self.look()
         if now >= self._told_until:
             self._told_until = now + FULL_DISK_TOLD_S
@@ -116,21 +117,20 @@ class SpaceWatch:
 
     async def _look(self) -> None:
         """Look how much space there is, and again while the folder counts as full."""
-        reserves = self._reserves
+        reserves, room = self._reserves, self._room
         freed_bytes = max(FREED_BYTES_MIN, reserves.settlements.size_bytes + reserves.upkeep.size_bytes)
         is_full = True
         while is_full:
             try:
-                free = await run_to_end(self._executor, self.measure, self._under_way)
+                await run_to_end(self._executor, self.measure, self._under_way)
             except OSError:
                 pass
             else:
-                self._room.weigh()
-                if reserves.held and self._room.left >= 0:
+                room.weigh()
+                if reserves.held and room.left >= 0:
                     reserves.forget_growth()
-                known = free if self._free_when_full is None else self._free_when_full
-                self._free_when_full = min(known, free)
-                if reserves.held and free - self._free_when_full >= freed_bytes:
+                self._free_when_full = min(self._free_when_full, room.free)
+                if reserves.held and room.free - self._free_when_full >= freed_bytes:
                     self._full_until = 0.0
             await asyncio.sleep(FULL_DISK_LOOK_S)
             is_full = self.is_full

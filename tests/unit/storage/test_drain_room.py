@@ -54,7 +54,7 @@ def test_commits_are_deducted_until_a_measurement_has_seen_them_for_sure() -> No
     room.keep("a", 100, 0)
     room.take("a", 300)
     room.take("b", 100)
-    assert room.left == 500
+    assert room.left == 500 and room.free == 600, "what is free is not reduced by needs"
     room.end("a")
     room.measure(lambda: 700)
     room.take("a", 50)

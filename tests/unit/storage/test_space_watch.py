@@ -41,6 +41,41 @@ async def test_a_folder_counts_as_full_until_its_disk_has_room_again(monkeypatch
     await store.close()
 
 
+async def test_room_that_comes_free_before_the_first_look_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: after a disk had been drained or enlarged at once, the folder counted as full for a minute."""
+    monkeypatch.setattr(space_watch, "FULL_DISK_LOOK_S", 0.005)
+    disk = RecordingDisk(capacity_bytes=200_000)
+    store = small_store(ROOT, disk)
+    log = store.log("orders", 0)
+    await log.acquire()
+    for _ in range(2):  # the first time, nobody looks yet; then, the next look is about to come
+        with pytest.raises(DiskFull):
+            while True:
+                await append(log, b"x" * 10_000)
+        disk.capacity_bytes = (disk.capacity_bytes or 0) + 500_000
+        assert shown(store) is FolderState.FULL
+        await until(lambda: shown(store) is FolderState.OK)
+    await log.close()
+    await store.close()
+
+
+async def test_what_is_free_when_a_large_message_is_refused_has_not_come_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(space_watch, "FULL_DISK_LOOK_S", 0.005)
+    disk = FaultyDisk(RecordingDisk(capacity_bytes=1_000_000))
+    store = small_store(ROOT, disk)
+    log = store.log("orders", 0)
+    await log.acquire()
+    with pytest.raises(DiskFull):
+        await append(log, b"x" * 1_000_000)
+    looked = disk.calls["space"]
+    await until(lambda: disk.calls["space"] >= looked + 5)
+    assert shown(store) is FolderState.FULL, "a message like that is refused again"
+    await log.close()
+    await store.close()
+
+
 def shown(store: FileLogStore) -> FolderState:
     return store.state
 
