@@ -18,7 +18,7 @@ from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN, EntityDescription
 from broker.identifiers import ClientId
 from broker.message.property_sizes import PropertyLimits
-from broker.namespace.health import CLOSED, DOWN, MISSING
+from broker.namespace.health import CLOSED, DOWN, MISSING, NOT_OPEN
 from broker.namespace.meter import EntityMeter
 from broker.namespace.one_after_another import OneAfterAnother
 from broker.namespace.resting import Resting, add_counts
@@ -372,12 +372,13 @@ class Entity:
         return [number for number in range(self.description.partitions) if self.folder_of(number) in slow]
 
     def _lost(self) -> list[int]:
-        """Partitions that are not open, in data folders that cannot be used."""
+        """Partitions whose log is not open, in data folders that cannot be used, whether or not clients have
+        asked for them."""
         lost = self._resting.lost_folders
         return [
             number
             for number in range(self.description.partitions)
-            if self.folder_of(number) in lost and self._health_of(number) == CLOSED
+            if self.folder_of(number) in lost and self._health_of(number) in NOT_OPEN
         ]
 
     def _health_of(self, number: int) -> str:

@@ -36,6 +36,31 @@ async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> 
     ]
 
 
+async def test_a_partition_in_a_lost_folder_is_missing_however_often_clients_ask_for_it(world: World) -> None:
+    """Symptom: it became `recovering` with the first client, so an alert on missing partitions resolved."""
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue = world.queue("orders")
+    for number, state in enumerate(("recovering", "opening", "healthy", "damaged")):
+        queue.partition(number)
+        part = world.parts["orders", number]
+        part.health, part.available = state, state in ("opening", "healthy")
+    assert queue.health() == ["recovering", "opening", "healthy", "damaged"]
+    world.resting.lost_folders = {queue.folder_of(0)}
+    seen = ["missing", "missing", "healthy", "damaged"]
+    assert queue.health() == seen, "an open log may be used yet, and damage has another cause"
+    counted: dict[str, int] = {}
+    queue.count_health(counted)
+    assert counted == {"missing": 2, "healthy": 1, "damaged": 1}
+    assert queue.uncounted() == [0, 1, 3] and not queue.available
+    for number in (1, 3):
+        world.parts["orders", number].health, world.parts["orders", number].available = "healthy", True
+    world.parts["orders", 0].health = "opening"
+    world.parts["orders", 0].available = True
+    assert not queue.available, "its log is not open, and cannot be opened"
+    world.resting.lost_folders = frozenset()
+    assert queue.health() == ["opening", "healthy", "healthy", "healthy"] and queue.available
+
+
 @pytest.mark.parametrize("ends", [True, False])
 async def test_thousands_of_watchers_are_told_over_several_turns(ends: bool, world: World) -> None:
     """Symptom: the deletion of a queue with 4,500 receivers held the event loop for 162 ms."""
