@@ -237,7 +237,7 @@ def health(
     url: Annotated[
         str,
         typer.Option(
-            help="Address of the HTTP port.",
+            help="Address of the HTTP port, such as http://localhost:5300.",
             show_default=f"{variable_of('host')} and {variable_of('http_port')}",
         ),
     ] = "",
@@ -247,6 +247,8 @@ def health(
         address = url or own_url(load_settings())
     except WrongSettings as wrong:
         _fail(wrong, 2)
+    if not address.lower().startswith(("http://", "https://")):
+        _fail(f"--url: '{address}' does not begin with http:// or https://", 1)
     # Nobody asks a broker of this machine by way of a proxy, though a container may have one set.
     proxies = urllib.request.ProxyHandler(None if url else {})
     try:

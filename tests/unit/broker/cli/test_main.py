@@ -220,6 +220,14 @@ def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() 
     assert done.stderr.startswith("partibus: http://127.0.0.1:1: ")
 
 
+@pytest.mark.parametrize("url", ["localhost:99", "localhost", "ftp://localhost:99"])
+def test_an_address_of_the_health_check_that_is_no_http_address_is_refused_in_words(url: str) -> None:
+    """Symptom: "unknown url type: localhost"."""
+    done = partibus("health", "--url", url)
+    assert done.returncode == 1
+    assert done.stderr == f"partibus: --url: '{url}' does not begin with http:// or https://\n"
+
+
 def test_a_queue_of_the_file_that_cannot_be_created_ends_the_start_in_words(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(configuration([queue("one"), queue("two")])))
