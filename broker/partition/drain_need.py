@@ -6,8 +6,10 @@ Pure.
   topic with many subscriptions depend on that: their removals take many times the space of the messages. So
   do messages that are abandoned again and again, each time with a record, which nothing but compaction frees.
 - *Compaction*: small messages that were sent together take more when they are written again.
-- *Blocks*: each segment takes up to a block more than is in it, and compaction gives each large message a
-  segment of its own. That is far more than the removals of such messages take. Small messages fill segments.
+- *Blocks*: files take whole blocks, so each segment takes up to a block more than is in it. Compaction gives
+  each large message a segment of its own, and a block is far more than the record that removes the message.
+  Messages that are smaller than a block on average share segments, so they have few blocks beside their many
+  removals, and no room is kept for these blocks.
 - *Checkpoints*: two, as large as they are now at most, and some garbage in them. Those that exist are
   deducted.
 - In passing, while room is made: one more checkpoint, because the one that it replaces is removed afterwards,
@@ -25,7 +27,7 @@ from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES
 from storage.sizing import SEGMENT_BYTES_MIN
 
 REMOVAL_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + records.MARK_BYTES + 8
-"""A commit that removes one message."""
+"""A commit that removes one message. The last 8 bytes are its sequence number (u64)."""
 LIVE_PER_GARBAGE = 4
 """On a full disk, garbage takes at most the live bytes divided by this."""
 GARBAGE_BYTES_MIN = 4 << 10
@@ -58,8 +60,12 @@ def garbage_reserved(deliveries: int, live_bytes: int) -> int:
 
 
 def blocks_reserved(messages: int, live_bytes: int, segments: int) -> int:
-    """The room for the blocks that the segments of large messages take beyond what is in them: each at most
-    one, of which the present `segments` have theirs."""
+    """The room for the blocks that the segments of large messages take beyond what is in them, one for each
+    segment at most; 0 if the messages are small.
+
+    Draining may write a segment for each message (see `SEGMENTS_FORESEEN_MAX`) and has one more, which is
+    being written. The log has `segments` already, whose blocks are on the disk, so only the others count.
+    """
     if live_bytes < BLOCK_BYTES * messages:
         return 0
     foreseen = min(messages, live_bytes // SEGMENT_BYTES_MIN, SEGMENTS_FORESEEN_MAX)

@@ -29,10 +29,11 @@ each partition comes back at a time of its own (`RoomLock`), because there may b
 an eighth of the live bytes stays, so freeing a byte writes at most eight. The room for twice as much was kept
 while messages were accepted (`drain_need.py`), so settlements that free nothing for long, such as those of a
 topic's first subscriptions, find room. A partition with more garbage waits for its turn before it goes on, so
-the others keep theirs. When what no need foresees has taken half of that room, no garbage stays beyond 4 KiB,
-and every partition with more waits for its turn. So abandons, which write a record each and free nothing, can
-go on for ever, and settlements find room for longer when other programs fill the disk. Segments before the
-older of two checkpoints cost almost nothing to release, so these go at once.
+the others keep theirs. When what no need foresees has taken as much as half of the lasting needs of all logs
+on the disk (`DrainRoom.is_scarce`), no garbage stays beyond 4 KiB, and every partition with more waits for
+its turn. So abandons, which write a record each and free nothing, can go on for ever, and settlements find
+room for longer when other programs fill the disk. Segments before the older of two checkpoints cost almost
+nothing to release, so these go at once.
 
 *A disk with little room*: as soon as a lack of room makes segments shorter, a checkpoint is due after every
 two of them, so that the first segments can go at once when they are empty. When the disk is full, every log
