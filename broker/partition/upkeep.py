@@ -73,7 +73,13 @@ from broker.base.slices import Slices
 from broker.partition import records
 from broker.partition.beside_cycles import BesideCycles
 from broker.partition.disk_timeout import Hung, PatientLog
-from broker.partition.drain_need import LIVE_PER_GARBAGE, Need, need_of
+from broker.partition.drain_need import (
+    GARBAGE_BYTES_MIN,
+    LIVE_PER_CHECKPOINT_GARBAGE,
+    LIVE_PER_GARBAGE,
+    Need,
+    need_of,
+)
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
 from broker.partition.records import Counters
@@ -114,12 +120,13 @@ class UpkeepLimits:
     """The most that one step of compaction reads or writes; a single frame may exceed it."""
     relocated_frame_bytes_max: int = MIB
     """The most that a relocation writes in one commit; a single message may exceed it."""
-    garbage_bytes_on_full_disk: int = 4 * 1024
-    """Bytes of garbage always tolerated on a full disk."""
-    live_per_garbage_on_full_disk: int = 8
-    """On a full disk, garbage up to the live bytes divided by this is tolerated as well."""
-    live_per_checkpoint_garbage: int = 4
-    """The same for checkpoints, and for what is live in them."""
+    garbage_bytes_on_full_disk: int = GARBAGE_BYTES_MIN
+    """Bytes of garbage always tolerated on a full disk: the room for them is always kept."""
+    live_per_garbage_on_full_disk: int = 2 * LIVE_PER_GARBAGE
+    """On a full disk, garbage up to the live bytes divided by this is tolerated as well. That is half of what
+    room is kept for, so the other half is left while garbage is compacted."""
+    live_per_checkpoint_garbage: int = LIVE_PER_CHECKPOINT_GARBAGE
+    """The same for checkpoints, and for what is live in them: as much as room is kept for."""
     confined_segments: int = 2
     """On a disk with little room, a checkpoint is due after this many segments."""
     confined_garbage_bytes: int = 32 * 1024
