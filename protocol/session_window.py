@@ -20,10 +20,10 @@ _window, _queued, _drains = native.sessions_window, lib.pn_link_queued, lib.pn_l
 
 def room_in_window(link: Link, links: int) -> int:
     """How many more messages may be passed to `Engine.send` on a link: what the peer takes now, and some that
-    wait. Once it has been 0, it stays 0 until half of those that wait have gone. `links`: how many there are
-    on the connection.
+    wait. Once there was no room, there is none until half of the link's share is free. `links`: how many
+    there are on the connection.
 
-    While the peer drains the link (§2.6.7), one message waits at most: proton forgets the answer to a drain
+    While the peer drains the link (§2.6.7), its share is one message: proton forgets the answer to a drain
     that comes behind messages that wait. It is that one which shows whether there are any.
     """
     waiting_max = 1 if _drains(link.pn) else max(WAITING_MAX // max(links, 1), 1)
