@@ -421,8 +421,9 @@ class ResponseLink:
                 self._unsettled[delivery] = len(payload)
                 self._unsettled_bytes += len(payload)
             connection.sent(len(payload))
-        # Behind responses that wait, proton would forget the answer.
-        if engine.draining(self.link) and connection.room_for(self):
+        if engine.draining(self.link) and engine.credit(self.link) > 0:
+            if not connection.room_for(self):
+                return  # behind responses that wait, proton would forget the answer
             engine.drained(self.link)
         connection.flush_soon()
 

@@ -127,6 +127,14 @@ async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
         return Response({"statusCode": 200})
 
     monkeypatch.setattr(ManagementNode, "respond", respond)
+    write, writes = Connection._write, 0
+
+    def counted(connection: Connection) -> None:
+        nonlocal writes
+        writes += 1
+        write(connection)
+
+    monkeypatch.setattr(Connection, "_write", counted)
     client = await LinkStack(1).connect(window=0)
     client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
     fields = raw.receiver_attach(1, "queue/$management")
@@ -149,6 +157,10 @@ async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
     flow(0, 30, 0, drain=True)
     await turn()
     assert not [frame for frame in await client.hear() if frame.code == raw.TRANSFER or frame.field(8)]
+    before = writes
+    for _ in range(10):
+        await turn()
+    assert writes == before, "nothing is tried again and again meanwhile"
     flow(0, 30, 10, drain=True)
     await turn()
     heard = [frame for frame in await client.hear() if frame.code in (raw.TRANSFER, raw.FLOW)]
