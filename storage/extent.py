@@ -6,7 +6,8 @@ everything is durable. It is written
 - when a log gets a new owner or a new segment, before the first commit in that segment is acknowledged: a
   segment that the extent does not know holds nothing that was acknowledged;
 - after each checkpoint;
-- some seconds after commits, in the background (`end_record.py`), and when the log is closed;
+- some seconds after commits, in the background (`end_record.py`), and when the log is closed, unless that
+  comes late;
 - before trimmed segments are removed.
 So after a crash at any moment, the log holds at least what its extent says.
 
@@ -39,11 +40,12 @@ but a report.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +59,9 @@ from storage.record import crc32c
 FORMAT_VERSION = 1
 EXTENT_SUFFIX = ".extent"
 SLOT_BYTES = 512
+
+CLOSED_WITHIN_S = 0.5
+"""If the files of a log are closed later than this after they were to be, its end stays unrecorded."""
 
 _MAGIC = b"PbExtent"
 _HEAD = struct.Struct("<8sI")
@@ -177,6 +182,27 @@ class ExtentFile:
         with self._mutex:
             extent = self._known()
             self._keep(extent._replace(durable=max(extent.durable, durable)))
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[Callable[[Position], None]]:
+        """While the files of the log are closed: gives what records its end, to be called in a thread.
+
+        The end stays unrecorded, as after a crash, if the disk refuses, if an earlier write has failed, or if
+        the call comes late, because many logs are closed at once on a slow disk: their owners do not wait
+        long. Entered and left in the event loop.
+        """
+        late = threading.Event()
+        timer = asyncio.get_running_loop().call_later(CLOSED_WITHIN_S, late.set)
+
+        def record(durable: Position) -> None:
+            if self._is_sound and not late.is_set():
+                with contextlib.suppress(StorageError):
+                    self.reached(durable)
+
+        try:
+            yield record
+        finally:
+            timer.cancel()
 
     def trimmed(self, start: Position) -> None:
         """Record that the segments below `start` are about to be removed. If this raises, as `acquired` does,

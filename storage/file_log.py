@@ -281,27 +281,26 @@ class FileLog:
         await self._zeros_written()
         opened = self._known()
         try:
-            if self._state is _State.OPEN and opened.durable < opened.tail.position:
-                await self._shared.committer.run(SyncUnsynced(self, opened))
+            if self._state is _State.OPEN:
+                await self._sync(opened)
         finally:
             failed = self._state is _State.FAILED
             if not failed:
                 self._state, self._opened = _State.NOT_ACQUIRED, None
             try:
-                await run_to_end(
-                    self._shared.executor, lambda: self._release_files(opened, failed), self.under_way
-                )
+                with self.extent.closing() as record_end:
+                    release = partial(self._release_files, opened, failed, record_end)
+                    await run_to_end(self._shared.executor, release, self.under_way)
             finally:
                 if not keeps_place:
                     self._shared.open_segments.give(self)
 
-    def _release_files(self, opened: OpenLog, failed: bool) -> None:
+    def _release_files(self, opened: OpenLog, failed: bool, record_end: Callable[[Position], None]) -> None:
         if failed:
             opened.active.abandon()
         else:
             opened.active.close()
-            with contextlib.suppress(StorageError):  # then as after a crash: the extent is a little behind
-                self.extent.reached(opened.durable)
+            record_end(opened.durable)
         for segment in opened.segments:
             self._shared.files.forget(segment.path)
 
@@ -398,18 +397,26 @@ class FileLog:
 
     async def sync(self) -> None:
         async with self._one_at_a_time:
-            opened = self._open()
-            if opened.durable < opened.tail.position:
-                await self._shared.committer.run(SyncUnsynced(self, opened))
+            await self._sync(self._open())
 
     async def sync_if_open(self) -> None:
         """Sync what the interval has left unsynced (`fsync: interval`). If this fails, the next append
         raises."""
         if self._state is _State.OPEN:
+            async with self._one_at_a_time:
+                await self._try_to_sync()
+
+    async def _try_to_sync(self) -> None:
+        """Sync what is not synced yet, unless the log has been closed. The caller is the one job."""
+        if self._opened is not None and self._state is _State.OPEN:
             try:
-                await self.sync()
+                await self._sync(self._opened)
             except CommitFailed as error:
                 _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
+
+    async def _sync(self, opened: OpenLog) -> None:
+        if opened.durable < opened.tail.position:
+            await self._shared.committer.run(SyncUnsynced(self, opened))
 
     # --- zeros ahead of commits ---
 
@@ -476,11 +483,7 @@ class FileLog:
                     return
                 await self._zeros_written()
                 active = opened.active
-                if self._state is _State.OPEN and opened.durable < opened.tail.position:
-                    try:
-                        await self._shared.committer.run(SyncUnsynced(self, opened))
-                    except CommitFailed as error:
-                        _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
+                await self._try_to_sync()
                 # Durability rule 4: a file that failed is never written to again, so its state need not be
                 # remembered.
                 close_active = active.put_away if self._state is _State.OPEN else active.abandon
@@ -507,11 +510,9 @@ class FileLog:
         that needs the extent fails."""
         async with self._housekeeping:
             if not self.is_end_recorded:
-                durable = self._known().durable
+                record = partial(self.extent.reached, self._known().durable)
                 with contextlib.suppress(StorageError):
-                    await run_to_end(
-                        self._shared.executor, lambda: self.extent.reached(durable), self.under_way
-                    )
+                    await run_to_end(self._shared.executor, record, self.under_way)
 
     async def _use_descriptor(self, opened: OpenLog) -> None:
         """Get a place for the active segment's descriptor. The caller is the one job."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from storage import extent as extents
 from storage.errors import CommitFailed, CorruptRecord, UnknownFormat
 from storage.extent import SLOT_BYTES, Extent, ExtentFile
 from storage.log import Position
@@ -50,6 +52,37 @@ def test_what_becomes_known_of_a_log_is_there_after_a_power_cut() -> None:
     expected = Extent(Position(500), Position(900), 1, Position(950), Position(700), 2, b"s" * 16)
     assert file_on(disk.after_power_cut()).read() == expected
     assert extent.durable == 950
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_the_end_of_a_log_that_waits_long_to_be_closed_stays_unrecorded(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: on a slow disk, hundreds of logs that were closed at once took so long that some counted as
+    hanging."""
+    monkeypatch.setattr(extents, "CLOSED_WITHIN_S", 0.0)
+    extent = acquired(RecordingDisk())
+    with extent.closing() as record_end:
+        if is_late:
+            passed = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.001, passed.set)
+            await asyncio.wait_for(passed.wait(), 20)
+        record_end(Position(100))
+    assert extent.durable == (0 if is_late else 100)
+
+
+async def test_a_log_that_is_closed_makes_no_new_file_for_its_extent() -> None:
+    disk = RecordingDisk()
+    acquired(disk)
+    faulty = FaultyDisk(disk)
+    extent = acquired(faulty)
+    faulty.fail("write", times=2)
+    with pytest.raises(CommitFailed):
+        extent.reached(Position(50))
+    with extent.closing() as record_end:
+        record_end(Position(100))
+    found = file_on(disk).read()
+    assert extent.durable == 0 and found is not None and found.durable == 0
 
 
 @pytest.mark.parametrize("slot", [0, 1])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage import space_watch
+from storage.disk import LocalDisk
 from storage.errors import CommitFailed, DiskFailed, DiskFull, Fenced
 from storage.file_log import DEAD_BYTES_MIN, FileLog
 from storage.file_store import FolderState
@@ -228,6 +229,27 @@ async def test_a_background_sync_that_fails_shows_at_the_next_commit_and_keeps_w
     assert flat(await contents(log)) == [b"acknowledged"]
     await log.sync_if_open()
     await log.close()
+    await store.close()
+
+
+async def test_the_interval_may_pass_while_a_log_is_closed(tmp_path: Path) -> None:
+    """Symptom: the sync of the interval waited for the last sync of the log, found it closed then, and ended
+    the broker."""
+    disk = FaultyDisk(LocalDisk())
+    store = small_store(tmp_path, disk, fsync="never")
+    log = store.log("orders", 0)
+    await log.acquire()
+    await append(log, b"one")
+    disk.hang("sync", ".segment")
+    closing = asyncio.create_task(log.close())
+    async with asyncio.timeout(20):
+        while not disk.held:  # noqa: ASYNC110 (a thread counts)
+            await asyncio.sleep(0.001)
+    of_interval = asyncio.create_task(log.sync_if_open())
+    await asyncio.sleep(0)
+    disk.release()
+    await closing
+    await of_interval
     await store.close()
 
 

@@ -296,11 +296,11 @@ async def test_the_death_of_the_task_that_syncs_is_told_to_the_owner() -> None:
     async def broken() -> None:
         raise RuntimeError("unforeseen")
 
-    log.sync = broken  # type: ignore[method-assign]
+    log.sync_if_open = broken  # type: ignore[method-assign]
     await append(log, b"wants to be synced")
     await asyncio.wait_for(dead.wait(), 10)
     assert deaths == [("storage-sync", "unforeseen")]
-    del log.sync
+    del log.sync_if_open
     await log.close()
     await store.close()
 
