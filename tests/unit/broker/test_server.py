@@ -38,7 +38,7 @@ async def test_a_background_task_that_dies_takes_the_broker_down_loudly_and_in_o
     async def broken(log: FileLog) -> None:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(FileLog, "sync", broken)
+    monkeypatch.setattr(FileLog, "sync_if_open", broken)
     settings = Settings(
         data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, fsync="interval",
         fsync_interval_ms=1
