@@ -52,7 +52,7 @@ class FullDisk:
         self.goes_on = False
         """Whether a cycle that needed no room has left some of its work to the next one."""
         self.is_begun = False
-        """Whether such a period has begun."""
+        """Whether a period is going on. Short cycles are left to the task meanwhile."""
 
     def _begin(self) -> None:
         if not self.is_begun:
