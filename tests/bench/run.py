@@ -267,9 +267,9 @@ def _traffic_round(run: Run, target: Target, pid: int | None, is_peer: bool) -> 
         )
     if run.wants((figures.TRANSACTIONS,)) and not is_peer:
         count = scale.messages // 5
-        load = partial(transactions.committed_per_s, target.endpoint, count, CONNECTIONS)
+        load = partial(transactions.committed_per_s, target, count, CONNECTIONS)
         measured(figures.TRANSACTIONS, load, {**eight, "messages": count, "window": transactions.MESSAGES})
-        traffic.receive(target, count - count % (CONNECTIONS * transactions.MESSAGES))
+        traffic.receive(target, count - count % transactions.MESSAGES)
     if run.wants((figures.SEND_LATENCY, figures.PEER_SEND_LATENCY)):
         latency_us = statistics.median(traffic.send_latencies_us(target, scale.latency_messages))
         traffic.receive(target, scale.latency_messages)

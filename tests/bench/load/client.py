@@ -80,6 +80,8 @@ class LoadConnection(EngineSocket):
         self.endpoint = endpoint
         self.settles_first = settles_first
         self._closing = False
+        self._when_closed: dict[Any, Callable[[], None]] = {}
+        """What follows the end of a link, by the link, once this side has closed it."""
         lib.pn_connection_set_container(self.connection, b"partibus-bench")
         lib.pn_connection_set_hostname(self.connection, endpoint.host.encode())
         lib.pn_connection_open(self.connection)
@@ -97,6 +99,11 @@ class LoadConnection(EngineSocket):
         session = lib.pn_session(self.connection)
         lib.pn_session_open(session)
         return session
+
+    def close_link(self, link: Any, then: Callable[[], None]) -> None:
+        """Close a link, and call `then` when the broker has closed it as well."""
+        self._when_closed[link] = then
+        lib.pn_link_close(link)
 
     @property
     def is_open(self) -> bool:
@@ -133,13 +140,42 @@ class LoadConnection(EngineSocket):
         if self._closing:
             return
         if kind in (lib.PN_LINK_REMOTE_CLOSE, lib.PN_LINK_REMOTE_DETACH):
-            raise_condition(lib.pn_link_remote_condition(lib.pn_event_link(event)), "link")
+            link = lib.pn_event_link(event)
+            then = self._when_closed.pop(link, None)
+            if then is None:
+                raise_condition(lib.pn_link_remote_condition(link), "link")
+            else:
+                self.drop_link(link)
+                then()
         if kind == lib.PN_SESSION_REMOTE_CLOSE:
             raise_condition(lib.pn_session_remote_condition(lib.pn_event_session(event)), "session")
         if kind == lib.PN_CONNECTION_REMOTE_CLOSE:
             raise_condition(lib.pn_connection_remote_condition(self.connection), "connection")
         if kind == lib.PN_TRANSPORT_ERROR:
             raise_condition(lib.pn_transport_condition(lib.pn_event_transport(event)), "transport")
+
+
+def sender_link(connection: LoadConnection, session: Any, name: str) -> Any:
+    """A link that sends unsettled messages to the endpoint's address. The caller opens it."""
+    link = lib.pn_sender(session, name.encode())
+    lib.pn_terminus_set_type(lib.pn_link_source(link), lib.PN_SOURCE)
+    lib.pn_terminus_set_address(lib.pn_link_source(link), b"bench")
+    lib.pn_terminus_set_type(lib.pn_link_target(link), lib.PN_TARGET)
+    lib.pn_terminus_set_address(lib.pn_link_target(link), connection.endpoint.address.encode())
+    lib.pn_link_set_snd_settle_mode(link, lib.PN_SND_UNSETTLED)
+    return link
+
+
+def receiver_link(connection: LoadConnection, session: Any, name: str) -> Any:
+    """A link that receives unsettled messages from the endpoint's address. The caller opens it."""
+    link = lib.pn_receiver(session, name.encode())
+    lib.pn_terminus_set_type(lib.pn_link_source(link), lib.PN_SOURCE)
+    lib.pn_terminus_set_address(lib.pn_link_source(link), connection.endpoint.address.encode())
+    lib.pn_terminus_set_type(lib.pn_link_target(link), lib.PN_TARGET)
+    lib.pn_terminus_set_address(lib.pn_link_target(link), b"bench")
+    lib.pn_link_set_snd_settle_mode(link, lib.PN_SND_UNSETTLED)
+    lib.pn_link_set_rcv_settle_mode(link, lib.PN_RCV_FIRST if connection.settles_first else lib.PN_RCV_SECOND)
+    return link
 
 
 class Sender:
@@ -159,12 +195,7 @@ class Sender:
         self._tag_number = 0
         self._tag_buffer = bytearray(8)
         self._tag = ffi.new("pn_bytes_t *", {"size": 8, "start": ffi.from_buffer(self._tag_buffer)})[0]
-        self._link = lib.pn_sender(connection.new_session(), f"bench-sender-{id(self)}".encode())
-        lib.pn_terminus_set_type(lib.pn_link_source(self._link), lib.PN_SOURCE)
-        lib.pn_terminus_set_address(lib.pn_link_source(self._link), b"bench")
-        lib.pn_terminus_set_type(lib.pn_link_target(self._link), lib.PN_TARGET)
-        lib.pn_terminus_set_address(lib.pn_link_target(self._link), connection.endpoint.address.encode())
-        lib.pn_link_set_snd_settle_mode(self._link, lib.PN_SND_UNSETTLED)
+        self._link = sender_link(connection, connection.new_session(), f"bench-sender-{id(self)}")
         lib.pn_link_open(self._link)
         connection.add_link(self._link, self)
 
@@ -209,7 +240,7 @@ class Sender:
         if state == _PN_ACCEPTED:
             self.accepted += 1
         else:
-            self.on_refused(_describe_outcome(delivery, state))
+            self.on_refused(describe_outcome(delivery, state))
         _settle(delivery)
         self.unacknowledged -= 1
         assert self.unacknowledged >= 0, "an outcome came twice"
@@ -269,15 +300,7 @@ class Receiver:
         self._body_bytes = body_bytes
         self._wanted = 0
         self._granted = 0
-        self._link = lib.pn_receiver(connection.new_session(), f"bench-receiver-{id(self)}".encode())
-        lib.pn_terminus_set_type(lib.pn_link_source(self._link), lib.PN_SOURCE)
-        lib.pn_terminus_set_address(lib.pn_link_source(self._link), connection.endpoint.address.encode())
-        lib.pn_terminus_set_type(lib.pn_link_target(self._link), lib.PN_TARGET)
-        lib.pn_terminus_set_address(lib.pn_link_target(self._link), b"bench")
-        lib.pn_link_set_snd_settle_mode(self._link, lib.PN_SND_UNSETTLED)
-        lib.pn_link_set_rcv_settle_mode(
-            self._link, lib.PN_RCV_FIRST if connection.settles_first else lib.PN_RCV_SECOND
-        )
+        self._link = receiver_link(connection, connection.new_session(), f"bench-receiver-{id(self)}")
         lib.pn_link_open(self._link)
         connection.add_link(self._link, self)
 
@@ -308,7 +331,7 @@ class Receiver:
         if _settled(delivery):
             state = _remote_state(delivery)
             if state not in (0, _PN_ACCEPTED):
-                raise LoadError(f"a completion was refused: {_describe_outcome(delivery, state)}")
+                raise LoadError(f"a completion was refused: {describe_outcome(delivery, state)}")
             _settle(delivery)
             self.completed += 1
         elif _readable(delivery) and not _partial(delivery):
@@ -391,7 +414,8 @@ def drive(
         connection.socket.settimeout(STEP_TIMEOUT_S)
 
 
-def _describe_outcome(delivery: Any, state: int) -> str:
+def describe_outcome(delivery: Any, state: int) -> str:
+    """The remote outcome of a delivery and its condition, for an error message."""
     name = lib.pn_condition_get_name(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
     outcomes = {0x23: "received", 0x25: "rejected", 0x26: "released", 0x27: "modified"}
     return f"{outcomes.get(state, 'no outcome')} {ffi.string(name).decode() if name else ''}".rstrip()

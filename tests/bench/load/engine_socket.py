@@ -72,6 +72,11 @@ class EngineSocket(ABC):
         """Route the link's events to its owner."""
         self._links[link] = owner
 
+    def drop_link(self, link: Any) -> None:
+        """Forget a link that both sides have closed, and free its memory."""
+        del self._links[link]
+        lib.pn_link_free(link)
+
     def fileno(self) -> int:
         return self.socket.fileno()
 
