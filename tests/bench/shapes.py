@@ -1,7 +1,8 @@
 """`python -m tests.bench.shapes`: how fast each shape of message goes through, beside other brokers.
 
 Responsible for the order of a run: in each round, every broker takes the same load with each shape, and the
-order of brokers changes from round to round. Standard output carries one line of JSON for each value and
+order of brokers changes from round to round. The rows of features follow in the same way, with a broker of
+ours that has the entities which they need. Standard output carries one line of JSON for each value and
 nothing else. Exits with status 1 if a value is below its floor.
 """
 
@@ -18,12 +19,14 @@ import typer
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from rich.console import Console
 
-from tests.bench.load import comparison_output, footprint, report, traffic
+from tests.bench.load import comparison_output, feature_rows, footprint, report, traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
 from tests.bench.load.endpoint import Endpoint
+from tests.bench.load.feature_rows import FeatureRow
 from tests.bench.load.machine import StolenTime, cpu_s
 from tests.bench.load.options import REPOSITORY, WORK, Folder, Only, PeerPid, Quick, Rounds, chosen_rows
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
+from tests.bench.load.topic_brokers import PEERS, TopicBroker
 from tests.bench.load.traffic import Target
 
 CHART = REPOSITORY / "docs" / "benchmarks.svg"
@@ -32,9 +35,11 @@ CONNECTIONS = 8
 BATCH = 100
 EIGHT, ONE, BATCHES = "8 connections", "one at a time", "batches of 100, official Python client"
 RULES = {
-    ("*", Measure.IN): Rule("peers", 1.0, 1.5),
-    ("*", Measure.OUT): Rule("peers", 1.0, 1.5),
-    ("*", Measure.IN_AND_OUT): Rule("peers", 1.0, 1.5),
+    **{
+        (row, measure): Rule("peers", 1.0, 1.5)
+        for row in (*(shape.name for shape in SHAPES), EIGHT, BATCHES)
+        for measure in (Measure.IN, Measure.OUT, Measure.IN_AND_OUT)
+    },
     **{
         (shape.name, measure): Rule("plain", 1.5, 1.2)
         for shape in SHAPES
@@ -93,7 +98,8 @@ def main(
     ] = False,
 ) -> None:
     """Compare brokers with the messages that applications send."""
-    rows = chosen_rows(only, [*(shape.name for shape in SHAPES), EIGHT, ONE, BATCHES])
+    shapes = [*(shape.name for shape in SHAPES), EIGHT, ONE, BATCHES]
+    names = chosen_rows(only, [*shapes, *(row.name for row in feature_rows.ROWS)])
     scale = QUICK if quick else FULL
     if rounds is not None:
         scale = replace(scale, rounds=rounds)
@@ -105,39 +111,92 @@ def main(
     ]
     gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
     found = Comparison(RULES, PLAIN.name)
-    with footprint.fresh_broker(folder) as started:
-        subject = Broker(replace(footprint.target_of(started.addresses), confirms=False), started.pid)
-        brokers = [subject, *peers]
-        for broker in brokers:
-            clear_away(broker)
-            warm_up(broker, scale.warm_up)
-        stolen = StolenTime()
-        for number in range(scale.rounds):
-            for row in rows:
-                order = brokers if number % 2 == 0 else brokers[::-1]
-                for broker in order:
-                    clear_away(broker)
-                    measure(found, scale, row, broker, started.addresses.connection_string())
-            progress.print(f"round {number + 1} of {scale.rounds} done, {stolen.percent():.0f} % CPU stolen")
+    for each in peers:
+        warm_up(each.target, scale.warm_up)
+    if rows := [name for name in names if name in shapes]:
+        measure_shapes(found, scale, rows, peers, folder)
+    if features := [row for row in feature_rows.ROWS if row.name in names]:
+        measure_features(found, scale, features, peers, folder)
     publish(found, folder, write_docs)
     if found.missed() and not quick:
         raise typer.Exit(1)
 
 
-def warm_up(broker: Broker, count: int) -> None:
+def measure_shapes(
+    found: Comparison, scale: Scale, rows: Sequence[str], peers: Sequence[Broker], folder: Path
+) -> None:
+    """All rounds of the rows with a plain queue."""
+    with footprint.fresh_broker(folder) as started:
+        subject = Broker(replace(footprint.target_of(started.addresses), confirms=False), started.pid)
+        warm_up(subject.target, scale.warm_up)
+        brokers = [subject, *peers]
+        stolen = StolenTime()
+        for number in range(scale.rounds):
+            for row in rows:
+                for broker in brokers if number % 2 == 0 else brokers[::-1]:
+                    clear_away(broker.target)
+                    measure(found, scale, row, broker, started.addresses.connection_string())
+            tell_round(number, scale, stolen)
+
+
+def measure_features(
+    found: Comparison, scale: Scale, rows: Sequence[FeatureRow], peers: Sequence[Broker], folder: Path
+) -> None:
+    """All rounds of the rows of features, each at the brokers that have it. One more round before them does
+    not count: what a virtual machine has compiled for plain messages is not all that it runs for these."""
+    with feature_rows.running(folder) as subject:
+        brokers: list[TopicBroker] = [subject, *topic_brokers_of(peers)]
+        for row in rows:
+            for broker in brokers:
+                if row.is_at(broker):
+                    progress.print(f"warming up {broker.name} with {row.name}")
+                    feature_rows.measured(row, broker, min(scale.messages, scale.warm_up), paced_s=0)
+        stolen = StolenTime()
+        for number in range(scale.rounds):
+            for row in rows:
+                for broker in brokers if number % 2 == 0 else brokers[::-1]:
+                    if row.is_at(broker):
+                        measure_feature(found, scale, row, broker)
+            tell_round(number, scale, stolen)
+
+
+def topic_brokers_of(peers: Sequence[Broker]) -> list[TopicBroker]:
+    """The peers whose topics and other features this benchmark knows."""
+    return [
+        PEERS[peer.target.name](peer.target.name, peer.target.endpoint, peer.pid)
+        for peer in peers
+        if peer.target.name in PEERS
+    ]
+
+
+def tell_round(number: int, scale: Scale, stolen: StolenTime) -> None:
+    progress.print(f"round {number + 1} of {scale.rounds} done, {stolen.percent():.0f} % CPU stolen")
+
+
+def warm_up(target: Target, count: int) -> None:
     """Send and receive plain messages: a virtual machine compiles what is used often."""
-    progress.print(f"warming up {broker.target.name}")
+    clear_away(target)
+    progress.print(f"warming up {target.name}")
     for _ in range(max(1, count // 50_000)):
-        traffic.send(broker.target, min(count, 50_000))
-        traffic.receive(broker.target, min(count, 50_000))
+        traffic.send(target, min(count, 50_000))
+        traffic.receive(target, min(count, 50_000))
 
 
-def clear_away(broker: Broker) -> None:
+def clear_away(target: Target) -> None:
     """Empty the queue. Messages of an earlier run may be in it, and RabbitMQ may offer those again whose
     settlement it had not handled when their receiver's connection closed. They would count for this row."""
-    count = traffic.drain(broker.target)
+    count = traffic.drain(target)
     if count:
-        progress.print(f"  {count} messages of earlier loads were left at {broker.target.name}")
+        progress.print(f"  {count} messages of earlier loads were left at {target.name}")
+
+
+def measure_feature(found: Comparison, scale: Scale, row: FeatureRow, broker: TopicBroker) -> None:
+    """One round of one row of a feature at one broker."""
+    measured = feature_rows.measured(row, broker, scale.messages, scale.paced_s)
+    for measure_of, value in measured.values.items():
+        found.note(row.name, measure_of, broker.name, value)
+    _note_percentiles(found, row.name, broker.name, measured.took_ms)
+    progress.print(f"  {row.name:24} {broker.name}")
 
 
 def measure(found: Comparison, scale: Scale, row: str, broker: Broker, connection_string: str) -> None:

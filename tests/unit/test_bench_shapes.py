@@ -17,7 +17,7 @@ from tests.support.bare_peers import endpoint_of, running_bare_peer
 
 WITHIN_S = 10.0
 RULES = {
-    ("*", Measure.IN): Rule("peers", 1.0, 1.5),
+    ("keyed", Measure.IN): Rule("peers", 1.0, 1.5),
     ("keyed", Measure.CPU_IN): Rule("plain", 1.5, 1.2),
     ("plain", Measure.P99): Rule("1", 10, 5),
 }
@@ -115,6 +115,14 @@ def test_table_and_chart_show_every_broker(tmp_path: Path) -> None:
     drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
     assert drawn.startswith("<?xml")
     assert all(broker in drawn for broker in found.brokers)
+
+
+def test_a_broker_without_a_value_has_no_bar(tmp_path: Path) -> None:
+    found = comparison(IN=120.0)
+    found.note("sessions", Measure.IN, OURS, 7_777.0)
+    found.write_chart(tmp_path / "chart.svg")
+    drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
+    assert "<!-- 7,777 -->" in drawn and "<!-- 0 -->" not in drawn
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from tests.bench.load.figure import Verdict
 from tests.bench.load.report import markdown_table
@@ -33,6 +34,8 @@ class Measure(enum.Enum):
     P99 = "p99, ms"
     P999 = "p99.9, ms"
     P99_RECEIVING = "p99 beside a receiver, ms"
+    ACCEPT_P50 = "accept of a session p50, ms"
+    ACCEPT_P99 = "accept of a session p99, ms"
     ON_DISK = "on disk, × the payload"
     ON_DISK_COMPACTED = "on disk after compaction, × the payload"
     COPIES = "copies of a payload after compaction"
@@ -71,7 +74,7 @@ class Comparison:
     """All values of a run."""
 
     rules: Mapping[tuple[str, Measure], Rule]
-    """By shape and measure; a shape of "*" stands for every one."""
+    """By shape and measure."""
     plain: str
     """The name of the plain shape."""
     cells: dict[tuple[str, Measure, str], Cell] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class Comparison:
         return list(dict.fromkeys(broker for _, _, broker in self.cells))
 
     def rule(self, shape: str, measure: Measure) -> Rule | None:
-        return self.rules.get((shape, measure)) or self.rules.get(("*", measure))
+        return self.rules.get((shape, measure))
 
     def ratio(self, shape: str, measure: Measure) -> float | None:
         """Our value as a multiple of what its rule compares it with; None without a rule or reference."""
@@ -201,15 +204,16 @@ class Comparison:
         shapes = [shape for shape in self.shapes if self.value(shape, Measure.IN) is not None]
         figure = Figure(figsize=(11, 1.1 + 0.85 * len(shapes)), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
-        height = 0.8 / len(self.brokers)
+        height, colors = 0.8 / len(self.brokers), _colors(len(self.brokers))
         for axes, measure in zip(panels, (Measure.IN, Measure.OUT), strict=True):
             for row, shape in enumerate(shapes):
-                values = [self.value(shape, measure, broker) or 0.0 for broker in self.brokers]
-                best = max(values) or 1.0
-                for number, (value, color) in enumerate(zip(values, _colors(len(values)), strict=True)):
+                values = [self.value(shape, measure, broker) for broker in self.brokers]
+                best = max((value for value in values if value), default=1.0)
+                for number, (value, color) in enumerate(zip(values, colors, strict=True)):
+                    if value is None:
+                        continue
                     at = row + (number - (len(values) - 1) / 2) * height
-                    label = self.brokers[number] if row == 0 else None
-                    axes.barh(at, value / best, height * 0.92, color=color, label=label)
+                    axes.barh(at, value / best, height * 0.92, color=color)
                     axes.text(value / best + 0.01, at, f"{value:,.0f}", va="center", fontsize=8)
             axes.set_title(measure.value)
             axes.set_xlim(0, 1.2)
@@ -217,9 +221,8 @@ class Comparison:
             axes.spines[["top", "right", "bottom"]].set_visible(False)
         panels[0].set_yticks(range(len(shapes)), shapes)
         panels[0].invert_yaxis()
-        figure.legend(
-            *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(self.brokers)
-        )
+        bars = [Patch(color=color, label=name) for name, color in zip(self.brokers, colors, strict=True)]
+        figure.legend(handles=bars, loc="outside lower center", ncols=len(bars))
         figure.savefig(path, metadata={"Date": None})
 
 

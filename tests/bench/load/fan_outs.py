@@ -98,3 +98,5 @@ THOUSAND: Final = FanOut(
 FIVE: Final = FanOut("1 KiB to 5", "five", 1_024, 5, 5, 500, 500, share=0.5)
 FIFTY: Final = FanOut("64 KiB to 50", "fifty", 65_536, 50, 50, 32, 8, share=0.01)
 FAN_OUTS: Final = (SINGLE, THOUSAND, FIVE, FIFTY)
+TEN: Final = FanOut("topic to 10 subscriptions", "ten", 1_024, 10, 10, 500, 500, share=0.4)
+"""A row among those of the shapes, not of the topics."""

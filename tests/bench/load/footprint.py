@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +69,14 @@ def fresh_broker(
     environment: Mapping[str, str] | None = None,
     properties: Mapping[str, object] | None = None,
 ) -> Iterator[BrokerProcess]:
-    """A broker on an empty data folder inside `folder`. Its queues' locks and messages do not expire during a
-    run. `properties` are more of the queues' settings.
-    """
-    data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
+    """A broker on an empty data folder inside `folder`. `properties` are more of the queues' settings."""
+    queues = [lasting_queue(name, properties) for name in queue_names]
+    with broker_with(folder, queues, environment=environment) as broker:
+        yield broker
+
+
+def lasting_queue(name: str, properties: Mapping[str, object] | None = None) -> dict[str, object]:
+    """A queue in the configuration file. Its locks and messages do not expire during a run."""
     settings = {
         "PartitionCount": PARTITIONS,
         "LockDuration": "PT5M",
@@ -80,10 +84,20 @@ def fresh_broker(
         "MaxSizeInMegabytes": 5120,
         **(properties or {}),
     }
+    return queue(name, **settings)
+
+
+@contextmanager
+def broker_with(
+    folder: Path,
+    queues: Sequence[Mapping[str, object]],
+    topics: Sequence[Mapping[str, object]] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[BrokerProcess]:
+    """A broker with these entities on an empty data folder inside `folder`."""
+    data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     try:
-        with BrokerProcess(
-            data, [queue(name, **settings) for name in queue_names], environment=environment
-        ) as broker:
+        with BrokerProcess(data, queues, topics=topics, environment=environment) as broker:
             yield broker
     finally:
         shutil.rmtree(data, ignore_errors=True)

@@ -10,10 +10,8 @@ Knows neither loads nor figures.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +24,10 @@ from proton.utils import BlockingConnection
 from tests.bench.load.comparison import OURS
 from tests.bench.load.endpoint import Endpoint, LoadError
 from tests.bench.load.fan_outs import COUNTRY, FanOut
+from tests.bench.load.footprint import broker_with
 from tests.bench.load.machine import cpu_s
 from tests.bench.load.traffic import Target
-from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
+from tests.support.broker_process import KEY, KEY_NAME
 from tests.support.disk_use import allocated_bytes
 
 ROUTING_KEY, BINDING_KEY = f"orders.{COUNTRY}", f"*.{COUNTRY}"
@@ -69,7 +68,8 @@ class TopicBroker(ABC):
     def topic(self, fan_out: FanOut) -> AbstractContextManager[Topic]:
         """Where to send and to receive. The peers have the topic only in the meantime."""
 
-    def _target(self, address: str) -> Target:
+    def target(self, address: str) -> Target:
+        """One of its addresses."""
         endpoint = replace(self.endpoint, address=address)
         return Target(self.name, endpoint, settles_first=self.name != OURS, confirms=False)
 
@@ -84,24 +84,24 @@ class Partibus(TopicBroker):
     @contextmanager
     def topic(self, fan_out: FanOut) -> Iterator[Topic]:
         subscriptions = [self.subscription(fan_out, number) for number in range(fan_out.matching)]
-        yield Topic(self._target(fan_out.entity), subscriptions)
+        yield Topic(self.target(fan_out.entity), subscriptions)
 
     def subscription(self, fan_out: FanOut, number: int) -> Target:
         """One subscription, whether it gets the messages or not."""
-        return self._target(f"{fan_out.entity}/Subscriptions/{fan_out.subscription(number)}")
+        return self.target(f"{fan_out.entity}/Subscriptions/{fan_out.subscription(number)}")
 
 
 @contextmanager
-def running_partibus(folder: Path, fan_outs: Sequence[FanOut], partitions: int) -> Iterator[Partibus]:
-    """A broker with these topics, on an empty data folder inside `folder`."""
-    data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
-    topics = [entry(fan_out, partitions) for fan_out in fan_outs]
-    try:
-        with BrokerProcess(data, [], topics=topics) as broker:
-            endpoint = Endpoint("127.0.0.1", broker.addresses.amqp_port, KEY_NAME, KEY, "none")
-            yield Partibus(OURS, endpoint, broker.pid, broker.data_dir / "logs")
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+def running_partibus(
+    folder: Path,
+    fan_outs: Sequence[FanOut],
+    partitions: int,
+    queues: Sequence[Mapping[str, object]] = (),
+) -> Iterator[Partibus]:
+    """A broker with these topics and queues, on an empty data folder inside `folder`."""
+    with broker_with(folder, queues, [entry(fan_out, partitions) for fan_out in fan_outs]) as broker:
+        endpoint = Endpoint("127.0.0.1", broker.addresses.amqp_port, KEY_NAME, KEY, "none")
+        yield Partibus(OURS, endpoint, broker.pid, broker.data_dir / "logs")
 
 
 def entry(fan_out: FanOut, partitions: int) -> dict[str, Any]:
@@ -168,8 +168,8 @@ class RabbitMQ(Peer):
             management.ask("DELETE", f"/exchanges/{fan_out.entity}")
 
     def made(self, fan_out: FanOut) -> Topic:
-        queues = [self._target(f"/queues/{name}") for name in _names(fan_out, fan_out.matching)]
-        return Topic(self._target(f"/exchanges/{fan_out.entity}/{ROUTING_KEY}"), queues)
+        queues = [self.target(f"/queues/{name}") for name in _names(fan_out, fan_out.matching)]
+        return Topic(self.target(f"/exchanges/{fan_out.entity}/{ROUTING_KEY}"), queues)
 
 
 class _Paired(LinkOption):
@@ -229,8 +229,8 @@ class Artemis(Peer):
 
     def made(self, fan_out: FanOut) -> Topic:
         names = _names(fan_out, fan_out.matching)
-        queues = [self._target(f"{fan_out.entity}::{name}") for name in names]
-        return Topic(self._target(fan_out.entity), queues)
+        queues = [self.target(f"{fan_out.entity}::{name}") for name in names]
+        return Topic(self.target(fan_out.entity), queues)
 
 
 class _ArtemisManagement:
