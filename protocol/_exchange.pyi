@@ -16,7 +16,9 @@ def read(
     collector: int,
     ids: int,
     data: bytes,
+    begin: int,
+    most: int,
     transfers_only: bool,
     /,
-) -> tuple[int, list[Delivery], list[bytes] | None, bool, bool] | None: ...
+) -> tuple[int, list[Delivery], list[bytes] | None, bool, bool, int] | None: ...
 def write(transport: int, collector: int, accepted: list[Delivery], /) -> tuple[bytes, int, bool]: ...

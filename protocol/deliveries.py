@@ -61,9 +61,26 @@ class Deliveries:
     def take_run(self, link: Link, run: Any) -> None:
         """Report the run of plain deliveries that was just taken."""
         settled, deliveries = run.settled, runs.deliveries()
+        if not run.incoming:
+            self.report_run(link, deliveries, None, settled)
+            return
+        payloads = runs.payloads()
+        if self._large_input.has_payloads:
+            payloads = self._large_input.resolved(payloads)
+            if max(map(len, payloads)) > link.max_message_bytes:
+                for place, payload in enumerate(payloads):
+                    self._report(link, deliveries[place : place + 1], payload, settled, False, None)
+                return
+        self.report_run(link, deliveries, payloads, settled)
+
+    def report_run(
+        self, link: Link, deliveries: list[Delivery], payloads: list[bytes] | None, settled: bool
+    ) -> None:
+        """Report a run of plain deliveries, together with the one before it if both are alike. `payloads`:
+        the messages; None for outcomes `accepted` of sent ones."""
         events = self._events
         last = events[-1] if events else None
-        if not run.incoming:
+        if payloads is None:
             if (
                 type(last) is DeliveriesUpdated
                 and last.link is link
@@ -73,15 +90,7 @@ class Deliveries:
                 last.deliveries += deliveries
             else:
                 events.append(DeliveriesUpdated(link, deliveries, _ACCEPTED, settled))
-            return
-        payloads = runs.payloads()
-        if self._large_input.has_payloads:
-            payloads = self._large_input.resolved(payloads)
-            if max(map(len, payloads)) > link.max_message_bytes:
-                for place, payload in enumerate(payloads):
-                    self._report(link, deliveries[place : place + 1], payload, settled, False, None)
-                return
-        if (
+        elif (
             type(last) is MessagesReceived
             and last.link is link
             and last.settled is settled

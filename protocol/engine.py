@@ -31,10 +31,8 @@ from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
     CreditGranted,
-    DeliveriesUpdated,
     ErrorCondition,
     Event,
-    MessagesReceived,
     Outcome,
 )
 from protocol.frames import pad_performatives
@@ -46,6 +44,7 @@ from protocol.lenience import Lenience
 from protocol.link_table import LinkTable, limit_messages
 from protocol.links import Delivery, Link
 from protocol.parts import Parts
+from protocol.plain_reads import PlainReads
 from protocol.proton_values import (
     condition_of,
     delivery_of,
@@ -121,6 +120,8 @@ class Engine:
         )
         self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial, self._lenience)
         self._attached = self._links.attached  # bound here because each push uses it
+        about = (self._attached, self._deliveries)
+        self._plain_reads = PlainReads(self._proton, self._lenience, self._push_size, *about)
         self._large_output = LargeOutput(self._links.sessions)
         self._accepted: list[Delivery] = []
         """Incoming deliveries to settle as accepted before the next output, and before events are read,
@@ -131,7 +132,7 @@ class Engine:
         self._is_unread = False
         """Whether some of proton's events are still to be read. Until then, proton gets no more bytes."""
         self._is_plain = False
-        """Whether the next read may be a plain one (`exchange.py`): nothing is kept of what came before."""
+        """Whether the next frames may be plain (`plain_reads.py`): nobody else keeps any of what came."""
         self.has_more = False
         """Whether some of the received bytes are still to be taken: call `receive` again."""
         self.partial_bytes = 0
@@ -171,11 +172,22 @@ class Engine:
         Stops after about `events_max` events. Then `has_more` is true, and the next call continues.
         """
         at_once = PUMPED_AT_ONCE if events_max < EVENTS_MAX else ALL
-        if self._is_plain and len(data) <= self._push_size.most and not self._events:
-            read = self._read_plain(data, at_once)
-            if read is not None:
-                return read
-        if self._is_unread:
+        data = self._plain_reads.joined(data)
+        if self._is_plain and not self._events:
+            if self._accepted:
+                self._settle_accepted()
+            taken, is_all, at_once = self._plain_reads.take(data, at_once)
+            if not is_all:
+                at_once = self._pump(False, at_once)
+                self._push_size.adapt(0, len(self._events))
+            data = data[taken:]
+            if is_all and self._plain_reads.keeps(data):
+                return self._taken()
+            if not data:
+                self.has_more = self._is_unread
+                self._is_plain = not (self._closed_reported or self._is_unread)
+                return self._taken()
+        if self._is_unread and at_once > 0:
             at_once = self._pump(False, at_once)
         pieces = self._intake.take(data, self._push_size.sent_in_all)
         for index, (piece, is_batch) in enumerate(pieces):
@@ -195,32 +207,6 @@ class Engine:
             and self._large_input.is_between_frames
             and self._intake.is_between_frames
         )
-        return self._taken()
-
-    def _read_plain(self, data: bytes, at_once: float) -> list[Event] | None:
-        """Like `receive`, for a plain read; None if it is not one, and nothing has changed."""
-        if self._accepted:
-            self._settle_accepted()
-        push_size = self._push_size
-        transfers_only = not push_size.may_hold_dispositions(len(data))
-        read = exchange.read(*self._proton, self._lenience.ids_address, data, transfers_only)
-        if read is None:
-            return None
-        push_size.uncounted_bytes += len(data)
-        number, deliveries, payloads, settled, is_all = read
-        link = self._attached.get(_cast(_POINTER, number)) if number else None
-        events = self._events
-        if link is not None:  # None: outcomes after a detach
-            events.append(
-                DeliveriesUpdated(link, deliveries, _ACCEPTED, settled)
-                if payloads is None
-                else MessagesReceived(link, deliveries, payloads, settled, False)
-            )
-        if not is_all:
-            self._pump(False, at_once)
-            push_size.adapt(0, len(events))
-            self.has_more = self._is_unread
-            self._is_plain = not (self._closed_reported or self._is_unread)
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -261,6 +247,9 @@ class Engine:
     def receive_eof(self) -> list[Event]:
         """The peer has closed its end of the socket. Gives the resulting events."""
         events: list[Event] = []
+        if self._plain_reads.has_kept and not self._freed:
+            self._is_plain = False  # proton is to see that the last frame is not whole
+            events += self.receive(b"")
         while self._intake.has_more:
             events += self.receive(b"")
         if not self._freed:

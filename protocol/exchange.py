@@ -1,10 +1,11 @@
 """Plain reads and writes, each in one call: the Python side of `native/exchange.c`.
 
-A read is *plain* if nothing in it is for Python to look at before proton gets it. It consists of whole
-frames, none of them large, a batch, or out of order: `frames.py`, `large_input.py` and `lenience.py` say what
-that means, and decide it for all other reads. The caller makes sure that no earlier bytes are kept anywhere.
+Frames are *plain* if nothing in them is for Python to look at before proton gets them: they are whole, and
+none of them is large, a batch, or out of order. `frames.py`, `large_input.py` and `lenience.py` say what that
+means, and decide it for all other frames. The caller (`plain_reads.py`) makes sure that no earlier bytes are
+kept anywhere.
 
-`Engine` works without `read`, too: then each read takes the way of the others. The tests compare the two.
+`Engine` works without `read`, too: then all bytes take the way of the others. The tests compare the two.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ _exchange.bind(
     int(Outcome.ACCEPTED),
 )
 read = _exchange.read
-"""`read(transport, collector, ids, data, transfers_only)`: push `data` to a transport and take the run of
-deliveries that it makes, if it is plain, and has nothing but transfers if `transfers_only`.
+"""`read(transport, collector, ids, data, begin, most, transfers_only)`: push the whole frames in the `most`
+bytes from `begin` on to a transport, and take the run of deliveries that they make, if all of them are plain,
+and nothing but transfers if `transfers_only`.
 
-Gives None if it is not plain; then nothing has changed. Else a tuple: the address of the run's link, 0 if
-there is no run; its deliveries, none for messages that were sent settled; the messages, None for outcomes
-`accepted` of sent ones; whether the peer has settled the deliveries; and whether that is all that the bytes
-have caused. `ids` is `Lenience.ids_address`.
+Gives None if they are not plain, or there are none; then nothing has changed. Else a tuple: the address of
+the run's link, 0 if there is no run; its deliveries, none for messages that were sent settled; the messages,
+None for outcomes `accepted` of sent ones; whether the peer has settled the deliveries; whether that is all
+that the bytes have caused; and where the last frame ends. `ids` is `Lenience.ids_address`.
 """
 write = _exchange.write
 """`write(transport, collector, accepted)`: settle incoming deliveries as accepted, and take what is to be

@@ -1,9 +1,9 @@
 /* One read of a connection, from the peer's bytes to its messages, and one write, each in one call.
 
    Otherwise, a read passes through some forty functions, which all ask whether there is anything for them to
-   do. Here, those of C are asked one after the other, and if there is nothing for any of them, the read is
-   taken. protocol/exchange.py says what such a read consists of. Every other read is left untouched for the
-   engine's other functions.
+   do. Here, those of C are asked one after the other, and if there is nothing for any of them, the whole
+   frames of the read are taken. protocol/exchange.py says what these consist of. Everything else is left
+   untouched for the engine's other functions.
 
    The functions of protocol._runs are passed as addresses, because cffi has its own module for them. So are
    its buffers: what is in them is used before anything else is called. */
@@ -66,6 +66,19 @@ static PyObject *bind(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+/* Where the last whole frame ends that begins at `begin` or later and ends at most `most` bytes behind it;
+   `begin` if there is none. */
+static size_t whole_frames_end(const uint8_t *data, size_t size, size_t begin, size_t most) {
+    if (size - begin > most) size = begin + most;
+    while (size - begin >= HEADER_BYTES) {
+        const uint8_t *at = data + begin;
+        size_t frame = (size_t)at[0] << 24 | (size_t)at[1] << 16 | (size_t)at[2] << 8 | at[3];
+        if (frame < HEADER_BYTES || frame > size - begin) break;
+        begin += frame;
+    }
+    return begin;
+}
+
 static bool are_transfers(const uint8_t *data, size_t size) {
     for (size_t offset = 0; offset < size;) { /* whole frames without an extended header */
         const uint8_t *at = data + offset;
@@ -123,17 +136,24 @@ static PyObject *deliveries_of(const run_t *run) {
 
 static PyObject *read_plain(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
-    if (count != 5 || !PyBytes_Check(arguments[3])) {
+    if (count != 7 || !PyBytes_Check(arguments[3])) {
         PyErr_SetString(PyExc_TypeError, "see exchange.py");
         return NULL;
     }
     void *transport = PyLong_AsVoidPtr(arguments[0]), *collector = PyLong_AsVoidPtr(arguments[1]);
     delivery_ids_t *ids = PyLong_AsVoidPtr(arguments[2]);
-    int transfers_only = PyObject_IsTrue(arguments[4]);
+    Py_ssize_t begin = PyLong_AsSsize_t(arguments[4]), most = PyLong_AsSsize_t(arguments[5]);
+    int transfers_only = PyObject_IsTrue(arguments[6]);
     if (PyErr_Occurred()) return NULL;
-    const char *data = PyBytes_AS_STRING(arguments[3]);
-    size_t size = (size_t)PyBytes_GET_SIZE(arguments[3]);
-    if (!is_plain(ids, data, size, transfers_only)) Py_RETURN_NONE;
+    if (begin < 0 || begin > PyBytes_GET_SIZE(arguments[3]) || most < 0) {
+        PyErr_SetString(PyExc_ValueError, "see exchange.py");
+        return NULL;
+    }
+    const char *all = PyBytes_AS_STRING(arguments[3]), *data = all + begin;
+    size_t end = whole_frames_end((const uint8_t *)all, (size_t)PyBytes_GET_SIZE(arguments[3]), (size_t)begin,
+                                  (size_t)most);
+    size_t size = end - (size_t)begin;
+    if (!size || !is_plain(ids, data, size, transfers_only)) Py_RETURN_NONE;
     size_t pushed = bound.runs_push(transport, data, size);
     run_t run;
     bound.runs_take(collector, &run, bound.deliveries, bound.sizes, bound.count_max, bound.bytes,
@@ -141,11 +161,13 @@ static PyObject *read_plain(PyObject *module, PyObject *const *arguments, Py_ssi
     PyObject *payloads = run.incoming ? payloads_of(&run) : Py_NewRef(Py_None);
     PyObject *deliveries = payloads ? deliveries_of(&run) : NULL;
     PyObject *link = deliveries ? PyLong_FromVoidPtr(run.count ? run.link : NULL) : NULL;
-    PyObject *read = link ? PyTuple_New(5) : NULL;
+    PyObject *until = link ? PyLong_FromSize_t(end) : NULL;
+    PyObject *read = until ? PyTuple_New(6) : NULL;
     if (!read) {
         Py_XDECREF(payloads);
         Py_XDECREF(deliveries);
         Py_XDECREF(link);
+        Py_XDECREF(until);
         return NULL;
     }
     PyTuple_SET_ITEM(read, 0, link);
@@ -153,6 +175,7 @@ static PyObject *read_plain(PyObject *module, PyObject *const *arguments, Py_ssi
     PyTuple_SET_ITEM(read, 2, payloads);
     PyTuple_SET_ITEM(read, 3, PyBool_FromLong(run.settled));
     PyTuple_SET_ITEM(read, 4, PyBool_FromLong(run.last && pushed == size));
+    PyTuple_SET_ITEM(read, 5, until);
     return read;
 }
 

@@ -12,6 +12,7 @@ from protocol.codec import UInt, decode
 from protocol.engine import Engine
 from protocol.events import CreditGranted, Event, LinkAttached, LinkDetached
 from protocol.links import Link
+from protocol.plain_reads import PlainReads
 from tests.support import raw_amqp as raw
 from tests.support.raw_amqp import Frame
 
@@ -40,6 +41,19 @@ def _frames(data: bytes) -> Iterator[Frame]:
         assert body[:2] == b"\x00\x53", "descriptors of performatives are smallulongs"
         value, end = decode(body)
         yield Frame(channel, int(value.descriptor), value.value, body[end:])
+
+
+class NoPlainReads(PlainReads):
+    """In an engine, this lets all bytes take the way of those that are not plain."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def take(self, data: bytes, at_once: float) -> tuple[int, bool, float]:
+        return 0, True, at_once
+
+    def keeps(self, rest: bytes) -> bool:
+        return False
 
 
 class EnginePeer:

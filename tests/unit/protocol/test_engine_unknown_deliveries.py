@@ -16,7 +16,7 @@ from protocol.events import DeliveriesUpdated, MessagesReceived
 from protocol.links import Delivery, Link
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import disposition, transfer
-from tests.support.engine_peer import EnginePeer, frames_of, of, only
+from tests.support.engine_peer import EnginePeer, NoPlainReads, frames_of, of, only
 
 TOP = 2**32 - 1
 ACCEPTED = raw.outcome(raw.ACCEPTED)
@@ -103,7 +103,7 @@ def test_numbers_wrap_around(plain: bool) -> None:
     lib.sessions_deliveries(link.session.pn).outgoing.next = TOP - 1
     deliveries = sent(peer, link, 5)  # TOP - 1, TOP, 0, 1, 2
     if not plain:
-        peer.engine._read_plain = lambda data, at_once: None  # type: ignore[method-assign]
+        peer.engine._plain_reads = NoPlainReads()
     assert named(peer, disposition(3, 3, ACCEPTED), disposition(3, 9, ACCEPTED)) == []
     assert named(peer, disposition(TOP, 0, ACCEPTED)) == deliveries[1:3]
     assert sorted(named(peer, disposition(TOP - 1, 900, ACCEPTED))) == sorted(deliveries)

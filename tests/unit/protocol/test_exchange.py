@@ -16,7 +16,7 @@ from protocol.events import CreditGranted, Event, MessagesReceived
 from protocol.intake import Intake
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import detach, disposition, tags, transfer
-from tests.support.engine_peer import EnginePeer, only
+from tests.support.engine_peer import EnginePeer, NoPlainReads, only
 
 ACCEPTED = raw.outcome(raw.ACCEPTED)
 EMPTY = raw.raw_frame(b"")
@@ -38,7 +38,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def one_after_the_other(engine: Engine) -> Engine:
     """An engine that takes no plain reads."""
-    engine._read_plain = lambda data, at_once: None  # type: ignore[method-assign]
+    engine._plain_reads = NoPlainReads()
     return engine
 
 
@@ -97,17 +97,6 @@ def test_a_read_that_is_not_plain_leaves_the_numbers_as_they_were(peer: EnginePe
     event = only(peer.say(transfer(0, 3, b"fourth")), MessagesReceived)
     peer.engine.accept(event.deliveries)
     assert [(frame.fields[1], frame.fields[2]) for frame in peer.heard(raw.DISPOSITION)] == [(3, None)]
-
-
-def test_a_part_of_a_frame_is_not_plain_and_what_follows_it_is(peer: EnginePeer, reads: list[bytes]) -> None:
-    peer.sender()
-    first, second = transfer(0, 0, b"first"), transfer(0, 1, b"second")
-    reads.clear()
-    assert peer.engine.receive(first[:20]) == []
-    assert only(peer.engine.receive(first[20:]), MessagesReceived).payloads == [b"first"]
-    assert reads == [first[:20], first[20:]]
-    assert only(peer.engine.receive(second), MessagesReceived).payloads == [b"second"]
-    assert reads == [first[:20], first[20:]]
 
 
 def test_until_a_client_shows_credentials_no_read_is_plain(peer: EnginePeer, reads: list[bytes]) -> None:
@@ -221,6 +210,15 @@ class Pair:
         assert told_by[0] == told_by[1]
         assert written_by[0] == written_by[1]
 
+    def receive_eof(self) -> None:
+        """The peer closes its end, of both engines."""
+        ends = [
+            told(peer.engine.receive_eof(), known)
+            for peer, known in zip(self._peers, self._known, strict=True)
+        ]
+        written = [b"".join(peer.engine.output()) for peer in self._peers]
+        assert ends[0] == ends[1] and written[0] == written[1]
+
 
 def frames(chooser: random.Random, count: int) -> list[bytes]:
     """A client's frames: most of them plain."""
@@ -261,6 +259,7 @@ def frames(chooser: random.Random, count: int) -> list[bytes]:
 def test_plain_reads_bring_what_the_others_bring(seed: int) -> None:
     chooser, pair = random.Random(seed), Pair()
     stream = frames(chooser, 150)
+    is_cut_often = chooser.random() < 0.5
     if chooser.random() < 0.3:
         broken = chooser.randrange(len(stream))
         stream[broken] = stream[broken][:-1] + b"\xff\x00\x00"
@@ -268,12 +267,13 @@ def test_plain_reads_bring_what_the_others_bring(seed: int) -> None:
         count = chooser.choice((1, 1, 1, 2, 3, 10))
         data = b"".join(stream[:count])
         del stream[:count]
-        if chooser.random() < 0.1:
+        while data and chooser.random() < (0.7 if is_cut_often else 0.1):
             place = chooser.randrange(len(data) + 1)
             pair.receive(data[:place], chooser)
             data = data[place:]
         if data:
             pair.receive(data, chooser)
+    pair.receive_eof()
 
 
 def test_a_connection_that_has_ended_takes_nothing_more(peer: EnginePeer) -> None:
