@@ -47,7 +47,11 @@ def id_text(stored: bytes) -> bytes:
 
 def key_text(stored: bytes) -> str:
     """`id_text` as a key that places the message."""
-    return id_text(stored).decode("utf-8", "surrogatepass")
+    text = id_text(stored)
+    try:
+        return text.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:  # earlier builds stored such ids: they must not stop what forwards them
+        return text.decode("latin-1")
 
 
 def identities(generation: str, messages: Sequence[bytes], keys: Sequence[str | None]) -> list[bytes]:

@@ -405,18 +405,18 @@ def _key(payload: bytes, place: int, name: str) -> str:
 
 
 def _check_message_id(payload: bytes, place: int, end: int) -> None:
-    """Refuse an id that is too long or of a type that an id cannot have (§3.2.11 to §3.2.14)."""
+    """Refuse an id that is too long or of a type that an id cannot have (§3.2.11 to §3.2.14), and a string
+    that is not UTF-8 (§1.6.20): such an id could neither place its message nor tell it apart."""
     if payload[place] not in (0xA1, 0xB1, 0xA0, 0xB0, 0x98, 0x80, 0x53, 0x44):
         raise Refused(Reason.ARGUMENT, "The message-id is neither string, binary, ulong nor uuid.")
     head = 2 if payload[place] in (0xA0, 0xA1) else 5 if payload[place] in (0xB0, 0xB1) else 0
-    if end - place - head > KEY_CHARACTERS_MAX:
-        text = text_bytes(payload, place)
-        length = end - place - head if text is None else len(text.decode())
-        if length > KEY_CHARACTERS_MAX:
-            raise Refused(
-                Reason.ARGUMENT,
-                f"The message-id has {length} characters; the limit is {KEY_CHARACTERS_MAX}.",
-            )
+    is_string = payload[place] in (0xA1, 0xB1)
+    length = len(payload[place + head : end].decode()) if is_string else end - place - head
+    if length > KEY_CHARACTERS_MAX:
+        raise Refused(
+            Reason.ARGUMENT,
+            f"The message-id has {length} characters; the limit is {KEY_CHARACTERS_MAX}.",
+        )
 
 
 def _check_application_properties(payload: bytes, value: int, end: int) -> None:

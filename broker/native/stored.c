@@ -235,7 +235,10 @@ static bool check_message_id(const uint8_t *bytes, size_t at, size_t end)
     case 0xA1: case 0xB1: break;
     default: return false;
     }
-    if (end - at - (bytes[at] == 0xA1 ? 2 : 5) <= KEY_CHARACTERS_MAX) return true;
+    size_t text = at + (bytes[at] == 0xA1 ? 2 : 5);
+    bool is_ascii = end - text <= KEY_CHARACTERS_MAX;
+    while (is_ascii && text < end) is_ascii = bytes[text++] < 0x80;
+    if (is_ascii) return true;
     PyObject *decoded = key_at(bytes, at, end);
     if (!decoded) return false;
     Py_DECREF(decoded);

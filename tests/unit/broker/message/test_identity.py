@@ -49,6 +49,12 @@ def test_short_and_long_strings_are_the_same_and_so_are_short_and_long_property_
     assert id_text(store(long, MessageIds()).data) == b"id"
 
 
+def test_an_id_that_is_no_text_places_its_message_all_the_same() -> None:
+    """Earlier builds stored such ids."""
+    bad = stored("ii").replace(b"ii", b"i\xff")
+    assert key_text(bad) == "i\xff" and len(identities("a", [bad], [None])) == 1
+
+
 def identity(message_id: Any, key: str | None = None, generation: str = "a") -> bytes:
     (found,) = identities(generation, [stored(message_id)], [key])
     return found

@@ -273,6 +273,10 @@ def test_keys_too_long_or_of_a_wrong_type_are_argument_errors(payload: bytes) ->
         message(header=[None, None, 4]),
         message(properties=[None] * 14),
         message(properties=with_group_id("kk")).replace(b"kk", b"\xff\xff"),
+        message(properties=["ii"]).replace(b"ii", b"i\xff"),
+        message(properties=["ii"]).replace(b"ii", b"i\xc3"),
+        message(properties=["i" * 100]).replace(b"ii", b"\xed\xa0"),
+        message(properties=["i" * 200]).replace(b"ii", b"\xff\xff"),
         message(application={5: 1}),  # type: ignore[dict-item]
         message(annotations={"x-opt-partition-key": "kk"}).replace(b"kk", b"\xff\xff"),
         message(annotations={"x-opt-partition-key": b"\xff\xff"}),
@@ -282,6 +286,14 @@ def test_keys_too_long_or_of_a_wrong_type_are_argument_errors(payload: bytes) ->
 )
 def test_what_is_malformed_is_refused_as_such(payload: bytes) -> None:
     assert refusal(payload) is Reason.DECODE
+
+
+@pytest.mark.parametrize("bad", [b"i\xff", b"i\xc3", b"\xc0\x80"])
+def test_in_a_run_only_the_message_whose_id_is_no_text_is_refused(bad: bytes) -> None:
+    payloads = [message(properties=["ii"], body=[b"x"])] * 5
+    payloads[2] = payloads[2].replace(b"ii", bad)
+    run = store_run(payloads, lambda: FALLBACK)
+    assert [bool(data) for data in run.data] == [True, True, False, True, True]
 
 
 def test_a_message_of_nothing_at_all_gets_an_id() -> None:
