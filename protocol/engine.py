@@ -166,17 +166,21 @@ class Engine:
 
     # --- bytes ----------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, events_max: int = EVENTS_MAX) -> list[Event]:
+    def receive(
+        self, data: bytes, events_max: int = EVENTS_MAX, is_late: Callable[[], bool] = bool
+    ) -> list[Event]:
         """Take bytes from the peer; gives the resulting events, in order.
 
-        Stops after about `events_max` events. Then `has_more` is true, and the next call continues.
+        Stops after about `events_max` events, or when `is_late` after a push; frames that cause no events
+        take time, too. Then `has_more` is true, and the next call continues.
         """
         at_once = PUMPED_AT_ONCE if events_max < EVENTS_MAX else ALL
-        data = self._plain_reads.joined(data)
+        data, has_begun = self._plain_reads.joined(data), False
         if self._is_plain and not self._events:
             if self._accepted:
                 self._settle_accepted()
-            taken, is_all, at_once = self._plain_reads.take(data, at_once)
+            taken, is_all, at_once = self._plain_reads.take(data, at_once, is_late)
+            has_begun = taken > 0
             if not is_all:
                 at_once = self._pump(False, at_once)
                 self._push_size.adapt(0, len(self._events))
@@ -191,7 +195,11 @@ class Engine:
             at_once = self._pump(False, at_once)
         pieces = self._intake.take(data, self._push_size.sent_in_all)
         for index, (piece, is_batch) in enumerate(pieces):
-            fed, at_once = self._feed(piece, is_batch, events_max, at_once)
+            if has_begun and is_late():
+                self._intake.keep(list(pieces[index:]))
+                break
+            fed, at_once = self._feed(piece, is_batch, events_max, at_once, is_late)
+            has_begun = True
             if fed < 0:
                 break
             if fed < len(piece):
@@ -225,14 +233,16 @@ class Engine:
         """End the restriction, because the peer has presented credentials."""
         self._intake.lift_restriction()
 
-    def _feed(self, piece: bytes, is_batch: bool, events_max: int, at_once: float) -> tuple[int, float]:
-        """Push a piece, and read about `at_once` of proton's events. Gives how many of its bytes were pushed,
-        -1 if proton takes no more, and what is left of `at_once`."""
+    def _feed(
+        self, piece: bytes, is_batch: bool, events_max: int, at_once: float, is_late: Callable[[], bool]
+    ) -> tuple[int, float]:
+        """Push a piece, and read about `at_once` of proton's events, until `is_late`. Gives how many of its
+        bytes were pushed, -1 if proton takes no more, and what is left of `at_once`."""
         begin, size, events, large = 0, len(piece), self._events, self._large_input
         push_size = self._push_size
         while begin < size:
             before = len(events)
-            if before >= events_max or at_once <= 0 or self._is_unread:
+            if before >= events_max or at_once <= 0 or self._is_unread or (begin and is_late()):
                 return begin, at_once
             most = size if size <= PUSH_BYTES_MIN else push_size.now(self._attached)
             buffer, start, stop, begin = large.next(piece, begin, most)

@@ -49,6 +49,9 @@ _PLAIN_TRANSFER = b"\x00\x53\x14\xc0"
 
 _NO_EXTENDED_HEADER = 2  # data offset
 
+SEARCHED_AT_ONCE = 256
+"""So many frames that are not passed over are read, and the others later: each makes a piece at most."""
+
 _pass = lib.frames_pass
 _U32 = struct.Struct(">I")
 _PROTOCOL_HEADER_BYTES = 8
@@ -65,6 +68,8 @@ class BatchFrameFinder:
         """How many bytes of that frame are still to come; None while its size is unknown."""
         self._at_start = True
         self._lost = False
+        self._rest = b""
+        """Bytes that were not searched for lack of time, for the next `pieces`."""
         self.refusal: ErrorCondition | None = None
         """The error for a frame whose performative is too large. That frame and everything behind it are left
         out of the pieces."""
@@ -72,11 +77,18 @@ class BatchFrameFinder:
     @property
     def is_between_frames(self) -> bool:
         """Whether the next byte begins a frame, and the stream has been well-formed."""
-        return not (self._head or self._at_start or self._lost)
+        return not (self._head or self._at_start or self._lost or self._rest)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether some bytes were not searched: call `pieces` again, with new bytes or without."""
+        return bool(self._rest)
 
     def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
         """The data in order, in pieces. True marks a piece that ends with a transfer of the batch format and
         completes no other frame."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
         if self._lost:
             return [(data, False)] if self.refusal is None else []
         found: list[tuple[bytes, bool]] = []
@@ -88,8 +100,12 @@ class BatchFrameFinder:
             if is_batch:
                 found.append((data[:begin], True))
         offset, taken = begin, begin if found else 0
-        size, find = len(data), data.find
+        size, find, left = len(data), data.find, SEARCHED_AT_ONCE
         while size - offset >= 4:
+            if not left:
+                self._rest = data[offset:]
+                return [*found, (data[taken:offset], False)] if taken < offset else found
+            left -= 1
             frame_bytes = _U32.unpack_from(data, offset)[0]
             if self._at_start:
                 self._at_start = False

@@ -50,7 +50,9 @@ class Intake:
         lenience, pieces = self._lenience, self._kept
         lenience.wide.sent = sent
         self._kept = []
-        if data or (lenience.has_more and not pieces):
+        if not data and self._finder.has_more and not pieces:
+            pieces = self._finder.pieces(b"")
+        elif data or (lenience.has_more and not pieces):
             pieces = pieces + self._finder.pieces(lenience.incoming(data))
         return pieces
 
@@ -85,7 +87,7 @@ class Intake:
     @property
     def has_more(self) -> bool:
         """Whether pieces were kept, or are still to be made."""
-        return bool(self._kept) or self._lenience.has_more
+        return bool(self._kept) or self._finder.has_more or self._lenience.has_more
 
     @property
     def refusal(self) -> ErrorCondition | None:

@@ -8,7 +8,7 @@ whichever way that read takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocol import exchange
@@ -55,15 +55,15 @@ class PlainReads:
         """Whether the beginning of a frame is kept."""
         return bool(self._kept)
 
-    def take(self, data: bytes, at_once: float) -> tuple[int, bool, float]:
+    def take(self, data: bytes, at_once: float, is_late: Callable[[], bool]) -> tuple[int, bool, float]:
         """Take whole frames from the beginning of `data`, as long as they are plain, and until they have made
-        some `at_once` deliveries.
+        some `at_once` deliveries, or `is_late` after some of them.
 
         Gives how many bytes that was; whether everything that they have caused was reported, or else the
         caller reads the rest from proton before that gets more bytes; and what is left of `at_once`.
         """
         push_size, begin, size = self._push_size, 0, len(data)
-        while begin < size and at_once > 0:
+        while begin < size and at_once > 0 and not (begin and is_late()):
             most = push_size.most
             transfers_only = not push_size.may_hold_dispositions(min(size - begin, most))
             ids = self._lenience.ids_address

@@ -180,7 +180,10 @@ class Connection:
 
     def _take(self, data: bytes) -> None:
         """Process bytes of the AMQP layer; b"" continues with bytes that the engine has kept."""
-        events = self.engine.receive(data, EVENTS_AT_ONCE) if self._is_served else self._received(data)
+        if self._is_served:
+            events = self.engine.receive(data, EVENTS_AT_ONCE, self.services.turns.is_late)
+        else:
+            events = self._received(data)
         if self.engine.partial_bytes != self._partial_bytes:
             self._count_partial()
         self._dispatch(events)
@@ -230,7 +233,7 @@ class Connection:
     @property
     def is_late(self) -> bool:
         """Whether this client's time slice is used up; the rest can wait for another turn."""
-        return self._is_served and self.services.turns.is_late
+        return self._is_served and self.services.turns.is_late()
 
     def may_be_served(self) -> bool:
         """False while it has more than its share of the work under way (`turns.Client`)."""

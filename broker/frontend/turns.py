@@ -53,6 +53,8 @@ SLICE_BESIDE_LIGHT_S, SLICE_S = 0.000_5, 0.002
 next one smaller, and a slice that took much less makes it larger. A light client's message is answered after
 about five turns of the event loop."""
 SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
+SHRINKS_AT_ONCE = 16
+"""A slice that took too long makes the next one smaller by this factor at most."""
 READ_BYTES_MIN = 4 * 1024
 READ_BYTES_MAX = 1024 * 1024
 """The most to read from a client at once. What is read at once goes to the partitions at once, and a `Send`
@@ -171,8 +173,10 @@ class Inbox:
         """Adapt the sizes after a slice of `size` bytes that took `took_s` of the `slice_s` it may take."""
         self.took_s = min(took_s, SLICE_S)
         if took_s > slice_s:
-            self.slice_bytes = max(size // 2 if size else self.slice_bytes // 2, SLICE_BYTES_MIN)
-            self.read_bytes = max(self.read_bytes // 2, READ_BYTES)
+            # As many bytes as might have taken half of the time, but one slow slice may be an accident.
+            share = max(slice_s / (2 * took_s), 1 / SHRINKS_AT_ONCE)
+            self.slice_bytes = max(int((size or self.slice_bytes) * share), SLICE_BYTES_MIN)
+            self.read_bytes = READ_BYTES
         elif size >= self.slice_bytes:
             if size >= self.read_bytes and took_s < slice_s / 4:
                 self.read_bytes = min(2 * self.read_bytes, READ_BYTES_MAX)
@@ -223,7 +227,6 @@ class Turns:
             return read_bytes
         return max(min(inbox.read_bytes, (self.waiting_bytes_max - self.waiting_bytes) // 8), read_bytes)
 
-    @property
     def is_late(self) -> bool:
         """Whether the slice being served has used up its time."""
         return self._worked_s() >= self._slice_ends
@@ -267,12 +270,14 @@ class Turns:
             self._renewal_is_due = True
             asyncio.get_running_loop().call_soon(self._renew)
         self._slice_ends = began + SLICE_BESIDE_LIGHT_S
+        # Or else what it is served at once would add up, and all newcomers would come before it one day.
+        self._stands_s = max(self._stands_s, inbox.served_s)
         inbox.is_unfinished = inbox.client.serve(data)
         if inbox.client.waits():
             self.has_light, self._light_until_s = True, began + LIGHT_S
         took = self._worked_s() - began
         self._quick_s += took
-        inbox.served_s = max(inbox.served_s, self._stands_s) + took
+        inbox.served_s = self._stands_s + took
         if inbox.is_unfinished:
             self._list(inbox)
 

@@ -5,7 +5,7 @@ as frames. No socket, no clock.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from protocol.codec import UInt, decode
@@ -49,7 +49,7 @@ class NoPlainReads(PlainReads):
     def __init__(self) -> None:
         self._kept = b""
 
-    def take(self, data: bytes, at_once: float) -> tuple[int, bool, float]:
+    def take(self, data: bytes, at_once: float, is_late: Callable[[], bool]) -> tuple[int, bool, float]:
         return 0, True, at_once
 
     def keeps(self, rest: bytes) -> bool:

@@ -14,6 +14,7 @@ from broker.frontend.turns import (
     READ_BYTES,
     READ_BYTES_MAX,
     READ_BYTES_MIN,
+    SHRINKS_AT_ONCE,
     SLICE_BYTES_MIN,
     TURN_AMONG_HEAVY_S,
     TURN_S,
@@ -329,9 +330,9 @@ async def test_a_client_can_tell_that_its_slice_has_lasted_long_enough() -> None
 
     class Watching(ServedClient):
         def serve(self, data: bytes) -> bool:
-            told.append(bench.turns.is_late)
+            told.append(bench.turns.is_late())
             bench.now_s += turns.SLICE_S
-            told.append(bench.turns.is_late)
+            told.append(bench.turns.is_late())
             return False
 
     Watching(bench, "watching", 0).receive(bytes(READ_BYTES))
@@ -459,3 +460,38 @@ async def test_beside_light_clients_a_turn_grows_with_the_rest_of_the_work(
     await asyncio.sleep(0)
     slice_s = READ_BYTES * 0.05 * MICROSECOND
     assert turn_s <= bench.now_s - began <= turn_s + slice_s + MICROSECOND
+
+
+async def test_one_slice_that_took_far_too_long_makes_the_next_one_much_smaller() -> None:
+    bench = Bench()
+    client = bench.client("grown", 0.000_3 * MICROSECOND)
+    await read_and_serve(bench, client, 5)
+    bench.served.clear()
+    client.seconds_per_byte = 0.1 * MICROSECOND
+    for _ in range(3):
+        client.receive(bytes(READ_BYTES_MAX))
+    await bench.until_served()
+    assert [size for _, size in bench.served[:2]] == [READ_BYTES_MAX, READ_BYTES_MAX // SHRINKS_AT_ONCE]
+    took_s = [size * client.seconds_per_byte for _, size in bench.served]
+    assert max(took_s[2:]) <= turns.SLICE_S
+
+
+async def test_who_has_always_been_served_at_once_waits_for_no_more_than_a_round_of_newcomers() -> None:
+    """What a client was served at once while nobody waited is no debt."""
+    bench = Bench()
+    light = bench.client("light", seconds_per_byte=10 * MICROSECOND)
+    for _ in range(100):
+        light.receive(b"a message ")
+        await asyncio.sleep(0)
+    crowd = [bench.client(f"crowd {number}", seconds_per_byte=10 * MICROSECOND) for number in range(200)]
+    for client in crowd:
+        client.receive(b"a message ")
+    light.receive(b"the last  ")
+    began_s = bench.now_s
+    while not light.data.endswith(b"the last  "):
+        await asyncio.sleep(0)
+        for client in crowd:  # each sends the next message as soon as the last one was served
+            if not client.inbox.bytes:
+                client.receive(b"a message ")
+    round_s = len(crowd) * 10 * light.seconds_per_byte
+    assert bench.now_s - began_s <= 4 * round_s, "besides the round, some are served at once in each turn"

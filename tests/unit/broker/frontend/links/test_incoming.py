@@ -603,7 +603,7 @@ async def test_a_batch_of_many_messages_is_taken_apart_in_turns_and_keeps_its_or
     many = batch(*[keyed("k", b"%d" % number) for number in range(10 * TAKEN_APART_AT_ONCE)])
     frames = raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, batch=True), many)
     frames += raw.frame(raw.TRANSFER, raw.transfer_fields(0, 1), keyed("k", b"last"))
-    assert stack.services.turns.is_late, "no time is left for anybody"
+    assert stack.services.turns.is_late(), "no time is left for anybody"
     has_more, turns = client.connection.serve(frames), 1
     while has_more:
         assert len(all_stored(stack)) == 0 or turns >= 10
