@@ -21,11 +21,13 @@ MODULES = {
     "broker.message._stored": "broker/native/stored.c",
     "broker.message._annotations": "broker/native/annotations.c",
     "broker.message._changes": "broker/native/changes.c",
+    "broker.namespace._placing": "broker/native/placing.c",
     "broker.partition._references": "broker/native/references.c",
     "protocol._sections": "protocol/native/sections.c",
+    "protocol._exchange": "protocol/native/exchange.c",
 }
-"""The modules that walk a client's bytes, or the changed properties that become of them. Modules linked
-against proton are left out: it is not instrumented."""
+"""The modules that walk a client's bytes and keys, or the changed properties that become of them. `_runs` is
+left out, because cffi builds it."""
 
 
 def build(repository: Path, folder: Path) -> None:

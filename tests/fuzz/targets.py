@@ -15,8 +15,11 @@ from broker.message import _changes
 from broker.message.annotations import deliverables, joined
 from broker.message.batch_envelope import split
 from broker.message.changes import encoded_in_python, entries_in_python, laid_over_in_python, merge_changes
+from broker.message.identity import identities, key_text
 from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.message.stored import store, store_by_rules, store_run
+from broker.namespace._placing import divide
+from broker.namespace.router import partition_of_key
 from broker.operations.receiving import Locked
 from broker.partition.changed_properties import laying_cost, laying_costs
 from broker.partition.references import Reference, StoredFrame
@@ -268,6 +271,9 @@ def message(data: bytes, random: Random) -> None:
         return
     assert store(data, lambda: "given") == by_rules
     stored = by_rules.data
+    key = by_rules.session_id or by_rules.partition_key or key_text(stored)
+    assert divide([key, None], 16, [[stored, b""]])[0][0] == partition_of_key(key, 16)
+    assert all(identities("generation", [stored], [key]))
     payload = joined(deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [None], 3)))[0]
     find_sections(payload)
     assert store(payload, lambda: "given").data
@@ -322,8 +328,13 @@ def batch(data: bytes, random: Random) -> None:
 
 def finder(data: bytes, random: Random) -> None:
     """Nothing is lost or added before a refused frame, wherever the stream was cut."""
-    found = BatchFrameFinder()
-    seen = b"".join(piece for part in cuts(data, random) for piece, _ in found.pieces(part))
+    found, seen = BatchFrameFinder(), b""
+    for part in cuts(data, random):
+        seen += b"".join(piece for piece, _ in found.pieces(part))
+        while found.has_more and random.random() < 0.9:
+            seen += b"".join(piece for piece, _ in found.pieces(b""))
+    while found.has_more:
+        seen += b"".join(piece for piece, _ in found.pieces(b""))
     assert data.startswith(seen) and (seen == data or found.refusal is not None)
     offset = 8 if data.startswith(b"AMQP") else 0
     while (size := int.from_bytes(data[offset : offset + 4], "big")) >= 8 and offset + size <= len(data):
