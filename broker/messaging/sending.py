@@ -357,9 +357,10 @@ class Sending(Generic[R]):
         has several."""
         if len(keys) > 1 and self._queue.description.partitions > 1:
             one, other, *_ = sorted(keys)
+            what = "session ids" if self._queue.sends_need_session else "partition keys"
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to "
+                f"The batch carries different {what} ('{one}' and '{other}'): a batch goes to "
                 "one partition of the entity as a whole. Send one batch for each key.",
             )
         if self._queue.sends_need_session:

@@ -144,6 +144,19 @@ async def test_a_batch_has_the_same_key_in_a_transaction_as_outside(
     assert asked == {part.number for part in stack.parts if part.has(Send)}
 
 
+@pytest.mark.parametrize("has_sessions", [False, True])
+async def test_a_batch_of_several_keys_is_refused_by_what_they_are(has_sessions: bool) -> None:
+    caller = Caller(LinkStack(16, QueueSettings(requires_session=has_sessions)))
+    messages = [
+        message(properties=[None] * 10 + [key])
+        if has_sessions
+        else message(annotations={"x-opt-partition-key": key})
+        for key in ("a", "b")
+    ]
+    with pytest.raises(Refused, match=f"different {'session ids' if has_sessions else 'partition keys'} "):
+        list(caller.sending.send_batch(message(body=messages), [1]))
+
+
 async def test_an_entity_that_is_full_as_a_whole_takes_nothing() -> None:
     stack = LinkStack(2)
     caller = Caller(stack)
