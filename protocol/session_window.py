@@ -23,8 +23,8 @@ def room_in_window(link: Link, links: int) -> int:
     wait. Once there was no room, there is none until half of the link's share is free. `links`: how many
     there are on the connection.
 
-    While the peer drains the link (§2.6.7), its share is one message: proton forgets the answer to a drain
-    that comes behind messages that wait. It is that one which shows whether there are any.
+    While the peer drains the link (§2.6.7), its share is one message, which shows whether there are any: the
+    answer waits behind it.
     """
     waiting_max = 1 if _drains(link.pn) else max(WAITING_MAX // max(links, 1), 1)
     room = int(_window(link.session.pn)) + waiting_max - int(_queued(link.pn))

@@ -59,6 +59,7 @@ from protocol.links import UNSETTLED, Link
 from protocol.parts import Parts
 from protocol.sasl import SaslServer
 from protocol.session_window import room_in_window
+from protocol.unwritten import has_unwritten
 
 log = structlog.get_logger("connection")
 
@@ -387,6 +388,12 @@ class Connection:
             return room
         self._waiting_for_room.add(link)
         return 0
+
+    def may_answer_drain(self, link: Waiting) -> bool:
+        """Whether a drain of the link may be answered: proton forgets an answer behind messages that wait."""
+        if is_waiting := has_unwritten(link.link):
+            self._waiting_for_room.add(link)
+        return not is_waiting
 
     def _has_room(self) -> bool:
         """Return whether any link may hand messages to the engine."""

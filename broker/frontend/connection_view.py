@@ -86,6 +86,10 @@ class ConnectionView(Output, Protocol):
         """Return how many more messages the link may hand to the engine; at 0, its `credit_granted` is called
         when it may hand over some."""
 
+    def may_answer_drain(self, link: Waiting) -> bool:
+        """Whether a drain of the link may be answered (§2.6.7). False while something of the link waits in
+        the engine; its `credit_granted` is called when that may have gone."""
+
     def room_above_mark(self, link: Waiting, unsettled: int) -> int:
         """How many more deliveries the link may hold unsettled while the memory mark is exceeded; at 0, its
         `credit_granted` is called after each settlement, and when memory has recovered."""

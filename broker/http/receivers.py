@@ -245,6 +245,9 @@ class HttpReceiver:
         self.waiting.hold(self)
         return True
 
+    def may_answer_drain(self) -> bool:
+        return True
+
     def drained(self) -> None:
         self._is_draining = False
         self._drained.set()

@@ -82,6 +82,10 @@ class Taker(Protocol[R_contra]):
         """Whether the client reads more slowly than it grants credit. Once it catches up, call
         `Receiver.credit_granted`."""
 
+    def may_answer_drain(self) -> bool:
+        """Whether the client can be told now that there is no more. If not, `Receiver.credit_granted` is
+        called when it may be."""
+
     def drained(self) -> None:
         """No partition has more for now."""
 
@@ -330,6 +334,8 @@ class Receiver(Generic[R]):
                 self._drain_round(everywhere=False)
                 if any(self._withdrawals):
                     return
+            if not taker.may_answer_drain():
+                return
         self._drain_asked = self._is_drain_over = False
         if is_draining:
             taker.drained()

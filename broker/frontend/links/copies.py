@@ -75,11 +75,11 @@ class CopyLink(ABC):
     def _answer_drain(self) -> None:
         """Answer a drain (§2.6.7), if the client has asked for one: there is nothing more to show.
 
-        Behind deliveries that wait, proton would forget the answer. `credit_granted` is called when there is
-        room, and comes here again.
+        Behind deliveries that wait, the answer has to wait as well. `credit_granted` is called when they may
+        have gone, and comes here again.
         """
         engine, connection = self._engine, self._connection
-        if engine.draining(self.link) and engine.credit(self.link) > 0 and connection.room_for(self):
+        if engine.draining(self.link) and engine.credit(self.link) > 0 and connection.may_answer_drain(self):
             engine.drained(self.link)
             connection.flush_soon()
 

@@ -141,6 +141,11 @@ class OutgoingLink:
         `credit_granted` when there is room again."""
         return not self._connection.room_for(self)
 
+    def may_answer_drain(self) -> bool:
+        """Whether everything that was delivered has been written. If not, the connection calls
+        `credit_granted` when it may have been."""
+        return self._connection.may_answer_drain(self)
+
     def drained(self) -> None:
         """Answer the drain (§2.6.7)."""
         self._engine.drained(self.link)

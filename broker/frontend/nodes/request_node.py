@@ -422,8 +422,8 @@ class ResponseLink:
                 self._unsettled_bytes += len(payload)
             connection.sent(len(payload))
         if engine.draining(self.link) and engine.credit(self.link) > 0:
-            if not connection.room_for(self):
-                return  # behind responses that wait, proton would forget the answer
+            if not connection.may_answer_drain(self):
+                return  # without a write, which would bring us here again at once
             engine.drained(self.link)
         connection.flush_soon()
 

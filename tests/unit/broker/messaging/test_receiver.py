@@ -59,6 +59,9 @@ class Caller:
     def is_blocked(self) -> bool:
         return False
 
+    def may_answer_drain(self) -> bool:
+        return True
+
     def drained(self) -> None:
         self.credit, self.is_told_of_end = 0, True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from protocol.events import Outcome
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import LinkStack, turn
 from tests.support.locked import stored
+from tests.support.raw_amqp import Frame
 
 
 def page(peek: Peek) -> Peeked:
@@ -111,6 +113,42 @@ async def test_a_drain_is_answered_behind_what_waits_for_the_window(
     frames = [frame for frame in await client.hear() if frame.code in (raw.TRANSFER, raw.FLOW)]
     assert [frame.code for frame in frames] == [raw.TRANSFER, raw.FLOW]
     assert (frames[1].field(5), frames[1].field(6)) == (10, 0)
+
+
+async def test_the_drains_of_links_that_share_a_window_are_answered_behind_what_they_show() -> None:
+    """Symptom: each link counted on the whole window. If what the other showed took it, proton forgot the
+    answer, and the link had no credit any more."""
+    client = await LinkStack(1).connect(window=0)
+    filters = {Symbol("partibus:range"): {Symbol("from"): Long(1)}}
+    for handle in (0, 1):
+        fields = raw.receiver_attach(handle, "queue")
+        source = ["queue", None, None, None, None, None, Symbol("copy"), filters]
+        fields[5] = Described(ULong(raw.SOURCE), source)
+        await client.attach(fields)
+    heard: list[Frame] = []
+
+    def flow(handle: int, window: int, *, drain: bool = True) -> None:
+        received = [each.field(0) for each in heard if each.code == raw.TRANSFER]
+        own = received.count(handle)
+        fields = raw.flow_fields(handle, own, 10 - own, received=len(received), drain=drain)
+        fields[1] = UInt(window)
+        client.say(raw.frame(raw.FLOW, fields))
+
+    for handle in (0, 1):
+        flow(handle, 0, drain=False)
+        await turn()
+        client.stack.parts[0].answer(ReadRange, lambda read: replace(part(read), next=2, end=3))
+        await turn()
+        client.stack.parts[0].answer(ReadRange, lambda read: replace(part(read), next=3, end=3))
+        await turn()
+    flow(0, 0)
+    for window in (2, 10):
+        flow(1, window)
+        heard += await client.hear()
+    for handle in (0, 1):
+        assert len([each for each in heard if each.code == raw.TRANSFER and each.field(0) == handle]) == 2
+        answers = [each for each in heard if each.code == raw.FLOW and each.field(4) == handle]
+        assert [(each.field(5), each.field(6)) for each in answers] == [(10, 0)]
 
 
 async def test_a_link_without_credits_for_too_long_is_closed() -> None:

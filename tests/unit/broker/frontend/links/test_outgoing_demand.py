@@ -20,6 +20,7 @@ from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import sections
 from tests.support.link_stack import Client, LinkStack, tags_of, turn, until
 from tests.support.locked import locked
+from tests.support.raw_amqp import Frame
 from tests.support.receiving import LONG_MS, confirm, demands, give, receiving, waiting
 
 
@@ -460,6 +461,61 @@ async def test_a_drain_with_a_shut_window_is_answered_behind_the_messages_there_
     assert len(tags_of(heard)) == messages
     answers += [frame for frame in heard if frame.code == raw.FLOW]
     assert [(flow.field(5), flow.field(6), flow.field(8)) for flow in answers] == [(8, 0, True)]
+
+
+async def test_the_drains_of_links_that_share_a_window_are_answered_behind_their_messages() -> None:
+    """Symptom: each link counted on the whole window. If the other's messages took it, proton forgot the
+    answer, and the link had no credit any more."""
+    stack = LinkStack(1, receive_cache_messages=0)
+    client = await stack.connect(window=0)
+    part, until_ms = stack.parts[0], stack.clock.monotonic_ms() + LONG_MS
+    heard: list[Frame] = []
+
+    def flow(handle: int, window: int, *, drain: bool = True) -> None:
+        received = [each.field(0) for each in heard if each.code == raw.TRANSFER]
+        own = received.count(handle)
+        fields = raw.flow_fields(handle, own, 8 - own, received=len(received), drain=drain)
+        fields[1] = UInt(window)
+        client.say(raw.frame(raw.FLOW, fields))
+
+    for handle in (0, 1):
+        await client.receiver(handle)
+        flow(handle, 0, drain=False)
+        part.take(Demand)[1](locked(0, 2, until_ms=until_ms))
+        part.take_all(Demand)
+    flow(0, 0)
+    for window in (2, 10):
+        flow(1, window)
+        for _ in range(3):
+            part.take_all(Demand)
+            confirm(part)
+            await turn()
+        heard += await client.hear()
+    for handle in (0, 1):
+        assert len([each for each in heard if each.code == raw.TRANSFER and each.field(0) == handle]) == 2
+        answers = [each for each in heard if each.code == raw.FLOW and each.field(4) == handle]
+        assert [(each.field(5), each.field(6)) for each in answers] == [(8, 0)]
+
+
+async def test_a_drain_is_answered_behind_a_message_of_more_frames_than_the_window_takes() -> None:
+    """Symptom: the window took the first frame of the message only, and proton forgot the answer."""
+    stack, client = await shut(1, 8, drain=True)
+    part = stack.parts[0]
+    part.take(Demand)[1](locked(0, 1, body=bytes(100_000), until_ms=stack.clock.monotonic_ms() + LONG_MS))
+    heard: list[Frame] = []
+    for _ in range(2):
+        confirm(part)
+        part.take_all(Demand)
+        heard += await client.hear()
+    assert [each.code for each in heard] == [raw.TRANSFER]
+    fields = raw.flow_fields(received=1)
+    client.say(raw.frame(raw.FLOW, fields))
+    for _ in range(3):
+        heard += await client.hear()
+        confirm(part)
+        part.take_all(Demand)
+    assert [each.code for each in heard] == [raw.TRANSFER, raw.TRANSFER, raw.FLOW]
+    assert (heard[2].field(5), heard[2].field(6)) == (8, 0)
 
 
 # --- above the memory mark ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from protocol.events import MessagesReceived, TransactionalState
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import LinkStack, turn, until
 from tests.support.management_bench import bench
+from tests.support.raw_amqp import Frame
 
 
 async def test_requests_that_come_together_begin_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +171,49 @@ async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
     ask(1)
     await turn()
     assert len(await client.heard(raw.TRANSFER)) == 1
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 10])
+async def test_the_drains_of_links_that_share_a_window_are_answered_behind_their_responses(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: each link counted on the whole window. If the other's responses took it, proton forgot the
+    answer, and the link had no credit any more."""
+
+    async def respond(node: ManagementNode, request: Request) -> Response:
+        return Response({"statusCode": 200})
+
+    monkeypatch.setattr(ManagementNode, "respond", respond)
+    client = await LinkStack(1).connect(window=0)
+    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
+    for handle in (1, 2):
+        fields = raw.receiver_attach(handle, "queue/$management")
+        fields[6] = Described(ULong(raw.TARGET), [f"reply{handle}"])
+        client.say(raw.frame(raw.ATTACH, fields))
+    await client.hear()
+    heard: list[Frame] = []
+
+    def flow(handle: int, window: int, *, drain: bool = True) -> None:
+        received = [frame.field(0) for frame in heard if frame.code == raw.TRANSFER]
+        own = received.count(handle)
+        fields = raw.flow_fields(handle, own, 30 - own, received=len(received), drain=drain)
+        fields[1] = UInt(window)
+        client.say(raw.frame(raw.FLOW, fields))
+
+    for number, handle in enumerate((1, 1, 2, 2)):
+        flow(handle, 0, drain=False)
+        properties = [str(number), None, None, None, f"reply{handle}"]
+        request = sections((0x73, properties), (0x74, {"operation": "x"}))
+        client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
+        await turn()
+    flow(1, 0)
+    for opened in (window, 10):
+        flow(2, opened)
+        heard += [each for each in await client.hear() if each.code == raw.TRANSFER or each.field(4)]
+    for handle in (1, 2):
+        own = [each for each in heard if each.field(0 if each.code == raw.TRANSFER else 4) == handle]
+        assert [each.code for each in own] == [raw.TRANSFER, raw.TRANSFER, raw.FLOW]
+        assert (own[2].field(5), own[2].field(6)) == (30, 0)
 
 
 def sections(*parts: tuple[int, Any]) -> bytes:

@@ -1,0 +1,16 @@
+"""What was passed to proton and is not written yet, because a session's window holds it back (§2.5.6), or the
+next output has not been asked for.
+
+Proton writes the messages of a link in their order, and counts those of which something is left.
+"""
+
+from __future__ import annotations
+
+from protocol.links import Link
+from protocol.proton_values import lib
+
+
+def has_unwritten(link: Link) -> bool:
+    """Whether anything that was passed to `Engine.send` on the link is left. A drain is answered when nothing
+    is (§2.6.7): proton forgets the answer if it is to write it while messages of the link wait."""
+    return bool(lib.pn_link_queued(link.pn))
