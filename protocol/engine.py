@@ -282,8 +282,8 @@ class Engine:
         return chunks
 
     def _is_gone(self, link: Link) -> bool:
-        """Whether proton has dropped the link and its deliveries."""
-        return link.freed and self._attached.get(link.pn) is not link
+        """Whether proton has dropped the link and its deliveries, or those that were not written."""
+        return link.emptied or (link.freed and self._attached.get(link.pn) is not link)
 
     def _written(self) -> list[bytes]:
         """What proton has written, with the peer's own delivery numbers."""

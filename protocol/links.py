@@ -70,6 +70,9 @@ class Link:
     `room_in_window`."""
     peer_closed: bool = False
     """Whether the peer has closed the link instead of just detaching it."""
+    emptied: bool = False
+    """Whether nothing that was sent on it will be written any more, because it was taken back. Written by
+    `take_back`."""
     gone: bool = False
     """Whether the link is gone: it and its deliveries must not be used any more."""
     freed: bool = False

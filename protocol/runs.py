@@ -24,11 +24,12 @@ MESSAGES_MAX = 1024
 BYTES_MAX = 256 * 1024
 """The most bytes taken at once. What does not fit comes with the next call; a larger message is not plain."""
 
-_take, _send, _send_parts, _settle, _push, _output = (
+_take, _send, _send_parts, _settle, _take_back, _push, _output = (
     lib.runs_take,
     lib.runs_send,
     lib.runs_send_parts,
     lib.runs_settle,
+    lib.runs_take_back,
     lib.runs_push,
     lib.runs_output,
 )
@@ -88,7 +89,7 @@ def _layout_is_known(proton_ffi: Any, proton: Any) -> bool:
     known = known and not is_settled_early and lib.deliveries_mark_settled(delivery, True)
     proton.pn_connection_release(connection)
     proton.pn_decref(connection)
-    return is_known and known and all(parts) and _layout_of_links_is_known(proton)
+    return is_known and known and all(parts) and _layout_of_links_is_known(proton_ffi, proton)
 
 
 _PEER = {"channel": 5, "handle": 7, "window": 0x0102_0304, "credit": 0x0506_0708}
@@ -103,8 +104,9 @@ _SAID = (
 """What a peer says that receives on a link, with these numbers."""
 
 
-def _layout_of_links_is_known(proton: Any) -> bool:
-    """Like `_layout_is_known`, for what a peer changes, and what is known once we have answered it."""
+def _layout_of_links_is_known(proton_ffi: Any, proton: Any) -> bool:
+    """Like `_layout_is_known`, for what a peer changes, and what is known once we have answered it, or have
+    sent it a message."""
     connection, transport = proton.pn_connection(), proton.pn_transport()
     proton.pn_transport_set_server(transport)
     proton.pn_transport_bind(transport, connection)
@@ -119,6 +121,15 @@ def _layout_of_links_is_known(proton: Any) -> bool:
         proton.pn_link_open(link)
         proton.pn_transport_pending(transport)
         known = known and lib.sessions_links_are_known(session, link, True, peer)
+        tag = proton_ffi.new("pn_bytes_t *", {"size": 0, "start": proton_ffi.NULL})
+        delivery = proton.pn_delivery(link, tag[0])
+        proton.pn_link_send(link, b"message", 7)
+        proton.pn_link_advance(link)
+        counts = proton.pn_link_unsettled(link), proton.pn_link_credit(link), proton.pn_link_queued(link)
+        known = known and lib.sessions_queues_are_known(link, *counts) and counts[2] == 1
+        known = known and not lib.deliveries_is_begun(delivery)
+        proton.pn_transport_pending(transport)
+        known = known and lib.deliveries_is_begun(delivery)
     proton.pn_transport_unbind(transport)
     proton.pn_connection_release(connection)
     proton.pn_decref(connection)
@@ -228,6 +239,13 @@ def settle(deliveries: Sequence[Delivery], outcome: int) -> None:
     """Settle deliveries, with an outcome unless it is 0."""
     each = _new("uintptr_t[]", deliveries)
     _settle(_cast("void **", each), len(deliveries), outcome)
+
+
+def take_back(deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """Take back those of which proton has not begun to write any, in their order: it never writes them, and
+    they are gone. Only for a link that is ending: the credit that they have used up does not come back."""
+    each = _new("uintptr_t[]", deliveries)
+    return _unpack(each, taken) if (taken := _take_back(_cast("void **", each), len(deliveries))) else []
 
 
 def trim_all(deliveries: Sequence[Delivery]) -> list[Delivery]:

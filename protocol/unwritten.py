@@ -6,7 +6,11 @@ Proton writes the messages of a link in their order, and counts those of which s
 
 from __future__ import annotations
 
-from protocol.links import Link
+from collections.abc import Iterable
+from itertools import islice
+
+from protocol import runs
+from protocol.links import Delivery, Link
 from protocol.proton_values import lib
 
 
@@ -14,3 +18,15 @@ def has_unwritten(link: Link) -> bool:
     """Whether anything that was passed to `Engine.send` on the link is left. A drain is answered when nothing
     is (§2.6.7): proton forgets the answer if it is to write it while messages of the link wait."""
     return bool(lib.pn_link_queued(link.pn))
+
+
+def take_back(link: Link, newest_first: Iterable[Delivery]) -> list[Delivery]:
+    """Take back deliveries of a link that is ending, of which nothing was written; gives those, newest first.
+    They are never written.
+
+    `newest_first` are the link's unsettled deliveries.
+    """
+    queued = int(lib.pn_link_queued(link.pn))
+    taken = runs.take_back([*islice(newest_first, queued)]) if queued else []
+    link.emptied = len(taken) == queued
+    return taken

@@ -535,8 +535,9 @@ class Receiver(Generic[R]):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """The client is gone: unseen messages go back at once, the others when their locks run out."""
+    def end(self, returned: Sequence[LockToken] = ()) -> None:
+        """The client is gone: unseen messages go back at once, the others when their locks run out.
+        `returned` are messages that the taker has taken, but that the client has not seen."""
         self._has_ended = True
         if self._gate is not None:
             self._gate.end()
@@ -544,7 +545,8 @@ class Receiver(Generic[R]):
             if timer is not None:
                 timer.cancel()
         self._shelf_timer = self._retry_timer = self._withdraw_timer = None
-        unseen = by_partition([token for chunk in self._shelf.clear() for token in chunk.tokens])
+        on_shelf = [token for chunk in self._shelf.clear() for token in chunk.tokens]
+        unseen = by_partition([*returned, *on_shelf])
         self._meter.receive_cache_returns += sum(map(len, unseen.values()))
         for number, handle in enumerate(self._handles):
             if self._session is not None and number != self._session.partition:

@@ -89,6 +89,8 @@ bool deliveries_mark_settled(void *delivery, bool settled) {
     return before;
 }
 
+bool deliveries_is_begun(void *delivery) { return ((delivery_t *)delivery)->state.init; }
+
 bool deliveries_trim(void *delivery) {
     buffer_t *bytes = ((delivery_t *)delivery)->bytes;
     if (bytes->size) return false;

@@ -16,6 +16,9 @@ bool deliveries_are_known(void *delivery, void *remote, void *info, void *data, 
 /* Whether a delivery is settled by us, as proton's transfers say; returns what they said so far. */
 bool deliveries_mark_settled(void *delivery, bool settled);
 
+/* Whether proton has written a part of a delivery, or all of it: it numbers a delivery first. */
+bool deliveries_is_begun(void *delivery);
+
 /* Free the buffer of a delivery's payload if it is large. False if part of the payload was not read or
    written yet. */
 bool deliveries_trim(void *delivery);

@@ -16,6 +16,7 @@
 
 #include "deliveries.h"
 #include "runs.h"
+#include "sessions.h"
 
 typedef struct {
     size_t size;
@@ -38,6 +39,7 @@ typedef struct {
     _(delivery_remote_state, uint64_t, (void *))               \
     _(delivery_update, void, (void *, uint64_t))               \
     _(delivery_settle, void, (void *))                         \
+    _(delivery_abort, void, (void *))                          \
     _(link_state, int, (void *))                               \
     _(link_max_message_size, uint64_t, (void *))               \
     _(link_is_receiver, bool, (void *))                        \
@@ -205,6 +207,17 @@ void runs_settle(void **deliveries, size_t count, uint64_t outcome) {
         if (outcome) pn.delivery_update(deliveries[i], outcome);
         pn.delivery_settle(deliveries[i]);
     }
+}
+
+size_t runs_take_back(void **deliveries, size_t count) {
+    size_t taken = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!deliveries_is_begun(deliveries[i])) {
+            sessions_unqueue(pn.delivery_link(deliveries[i]), 1);
+            pn.delivery_abort(deliveries[i]);
+            deliveries[taken++] = deliveries[i];
+        }
+    return taken;
 }
 
 size_t runs_push(void *transport, const char *bytes, size_t size) {

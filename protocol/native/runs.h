@@ -57,6 +57,11 @@ bool runs_send_parts(void *link, const messages_t *messages, bool settled, void 
 /* Settle deliveries in the order of their ids, which this sorts them by, with `outcome` unless that is 0. */
 void runs_settle(void **deliveries, size_t count, uint64_t outcome);
 
+/* Take back those of some unsettled deliveries of which proton has not begun to write any: it never writes
+   them, and they are gone. Moves them to the front, and returns their number. Only for a link that is ending:
+   the credit that they have used up does not come back. */
+size_t runs_take_back(void **deliveries, size_t count);
+
 /* Pass bytes from the peer to the transport. Returns how many it took: fewer than `size` if the connection is
    closed or broken. */
 size_t runs_push(void *transport, const char *bytes, size_t size);

@@ -7,8 +7,8 @@
    and there is credit by its own count, which may be less than that of pn_link_credit.
 
    None of its functions tells, so this file relies on the layouts of a session and a link. At the start of
-   each process, `sessions_are_known` and `sessions_links_are_known` check them against proton. Nothing is
-   written. */
+   each process, `sessions_are_known` and the two functions after it check them against proton. Nothing is
+   written, except by `sessions_unqueue`. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -69,6 +69,19 @@ typedef struct {
     } state;
     void *name;
     session_t *session;
+    void *unsettled_head, *unsettled_tail, *current, *context, *properties;
+    struct {
+        size_t size;
+        char *start;
+    } properties_raw;
+    void *remote_properties;
+    struct {
+        size_t size;
+        char *start;
+    } remote_properties_raw;
+    size_t unsettled_count;
+    uint64_t max_message_size, remote_max_message_size;
+    int32_t available, credit, queued;
 } link_t; /* pn_link_t */
 
 enum { CAPACITY_FIRST = 16, NO_CHANNEL = 0xffff };
@@ -96,6 +109,11 @@ bool sessions_links_are_known(void *session, void *link, bool is_written, const 
            known_link->state.delivery_count == 0 && known_link->state.credit == peer->credit;
 }
 
+bool sessions_queues_are_known(void *link, size_t unsettled, int32_t credit, int32_t queued) {
+    const link_t *known = link;
+    return known->unsettled_count == unsettled && known->credit == credit && known->queued == queued;
+}
+
 session_deliveries_t *sessions_deliveries(void *session) {
     return &((session_t *)session)->state.deliveries;
 }
@@ -110,5 +128,7 @@ size_t sessions_credit(void *link) {
     if ((int16_t)known->session->state.local_channel < 0 || (int32_t)known->state.local_handle < 0) return 0;
     return known->state.credit > 0 ? (size_t)known->state.credit : 0;
 }
+
+void sessions_unqueue(void *link, size_t count) { ((link_t *)link)->queued -= (int32_t)count; }
 
 uint16_t sessions_channel(void *session) { return ((session_t *)session)->state.remote_channel; }

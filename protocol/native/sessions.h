@@ -34,6 +34,10 @@ typedef struct {
    begin and attach are written, or after that. */
 bool sessions_links_are_known(void *session, void *link, bool is_written, const peer_t *peer);
 
+/* The same for what `sessions_unqueue` changes, on a sender's link. The other arguments are what proton's own
+   functions return for it. */
+bool sessions_queues_are_known(void *link, size_t unsettled, int32_t credit, int32_t queued);
+
 /* The deliveries of a session. They are there as long as it is. */
 session_deliveries_t *sessions_deliveries(void *session);
 
@@ -44,6 +48,10 @@ size_t sessions_window(void *session);
 /* How many messages proton writes on a sender's link as soon as it has them, if the session's window is open
    and none is left from before. 0 until our begin and attach are written, and after an end or a detach. */
 size_t sessions_credit(void *link);
+
+/* So many messages that were sent on a link, of which none was written, never will be. Proton counts them as
+   queued, and would wait for them before it writes our detach. */
+void sessions_unqueue(void *link, size_t count);
 
 /* The peer's channel for a session, if it has one. */
 uint16_t sessions_channel(void *session);

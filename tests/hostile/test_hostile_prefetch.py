@@ -1,4 +1,5 @@
-"""A client that takes far more messages than it settles, from a broker above its memory mark."""
+"""Clients that take far more messages than they settle, from a broker above its memory mark, or than they let
+it send."""
 
 from __future__ import annotations
 
@@ -7,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from broker.namespace.meter import EntityMeter
 from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX
+from protocol.codec import UInt
 from storage.disk import LocalDisk
 from tests.support import raw_amqp as raw
-from tests.support.amqp_messages import message
+from tests.support.amqp_messages import HEADER, message, sections
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
+from tests.support.raw_amqp import RawConnection
+from tests.support.waiting import until_seen
 
 WITHIN_S = 30.0
 MESSAGES = 3 * UNSETTLED_ABOVE_MARK_MAX + 1
@@ -83,3 +88,33 @@ def test_above_the_memory_mark_many_clients_hold_no_more_than_one_does_and_each_
                 second.read_until(raw.TRANSFER, within_s=WITHIN_S)
         for _ in range(UNSETTLED_ABOVE_MARK_MAX - 1):  # the first client is gone, and leaves its room
             second.read_until(raw.TRANSFER, within_s=WITHIN_S)
+
+
+def take_with_a_shut_window(client: RawConnection, meter: EntityMeter) -> None:
+    """Give credit for everything, and wait until the broker would send something."""
+    client.attach_receiver(0, "orders")
+    before, fields = meter.outgoing_messages, raw.flow_fields(0, 0, MESSAGES)
+    fields[1] = UInt(0)
+    client.send_frame(raw.FLOW, fields)
+    until_seen(lambda: meter.outgoing_messages > before)
+
+
+@pytest.mark.parametrize("parting", [[(raw.DETACH, raw.detach_fields(0))], [(raw.END, [])], []])
+def test_clients_that_let_nothing_be_sent_and_go_count_no_deliveries(
+    tmp_path: Path, parting: list[tuple[int, list[object]]]
+) -> None:
+    """Symptom: with as many such clients as MaxDeliveryCount, messages were dead-lettered."""
+    fill(tmp_path)
+    with BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker:
+        for _ in range(3):
+            with raw.opened(broker.addresses.amqp_port) as client:
+                take_with_a_shut_window(client, broker.queue("orders").meter)
+                for code, fields in parting:
+                    client.send_frame(code, fields)
+                    client.read_until(code)
+        with raw.opened(broker.addresses.amqp_port) as client:
+            client.attach_receiver(0, "orders")
+            client.send_frame(raw.FLOW, raw.flow_fields(0, 0, MESSAGES))
+            for _ in range(MESSAGES):
+                received = client.read_until(raw.TRANSFER, within_s=WITHIN_S)
+                assert sections(received.payload)[HEADER][4] in (None, 0)

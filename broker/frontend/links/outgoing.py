@@ -42,6 +42,7 @@ from broker.rules.selectors import Selector
 from protocol.codec import DecodeError
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
 from protocol.links import SETTLED, Delivery, Link
+from protocol.unwritten import take_back
 from protocol.values import decode_bounded
 
 DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
@@ -318,9 +319,10 @@ class OutgoingLink:
 
     def detached(self) -> None:
         """End the receiver: messages the client has not seen go back at once, the others when their locks run
-        out."""
+        out. What its session's window has held back, nobody has seen."""
         self._watch.end()
-        self._receiver.end()
+        unwritten = take_back(self.link, reversed(self._unsettled))
+        self._receiver.end(list(map(self._unsettled.__getitem__, unwritten)))
         self._memory.settled(len(self._unsettled))
         self._unsettled.clear()
         # The receiver tells this link what becomes of settlements. If this link kept it, only Python's

@@ -495,9 +495,9 @@ def test_what_proton_would_write_is_known_for_each_state_of_a_link() -> None:
 
 @pytest.mark.parametrize("field", ["channel", "handle", "window", "credit"])
 def test_a_layout_of_links_that_is_not_known_is_noticed(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert runs._layout_of_links_is_known(proton_values.lib)
+    assert runs._layout_of_links_is_known(proton_values.ffi, proton_values.lib)
     monkeypatch.setitem(runs._PEER, field, runs._PEER[field] + 1)
-    assert not runs._layout_of_links_is_known(proton_values.lib)
+    assert not runs._layout_of_links_is_known(proton_values.ffi, proton_values.lib)
 
 
 @pytest.mark.parametrize(("before", "after"), [(65_536, 20_000), (20_000, 65_536)])

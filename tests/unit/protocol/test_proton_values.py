@@ -58,6 +58,7 @@ FUNCTIONS = {
     "pn_data_encoded_size": "ssize_t(pn_data_t *)",
     "pn_decref": "int(void *)",
     "pn_delivery": "pn_delivery_t *(pn_link_t *, pn_bytes_t)",
+    "pn_delivery_abort": "void(pn_delivery_t *)",
     "pn_delivery_aborted": "_Bool(pn_delivery_t *)",
     "pn_delivery_attachments": "pn_record_t *(pn_delivery_t *)",
     "pn_delivery_link": "pn_link_t *(pn_delivery_t *)",

@@ -9,8 +9,10 @@ from typing import cast
 
 from broker.base.slices import Slices
 from broker.frontend.departure import HELD_IN_LOOP_MAX, LINKS_AT_ONCE, SESSIONS_AT_ONCE, Departure
+from broker.operations.general import Detach
 from broker.operations.receiving import Demand
 from broker.operations.settling import Release
+from protocol.codec import UInt
 from protocol.engine import Engine
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, turn, until
@@ -19,13 +21,15 @@ from tests.support.locked import locked
 RECEIVERS = 5 * LINKS_AT_ONCE
 
 
-async def with_receivers(stack: LinkStack, count: int) -> Client:
+async def with_receivers(stack: LinkStack, count: int, window: int = 100_000) -> Client:
     """A client with as many receivers, each of which waits for a message."""
     client = await stack.connect()
     for handle in range(count):
+        fields = raw.flow_fields(handle, 0, 1)
+        fields[1] = UInt(window)
         client.say(
             raw.frame(raw.ATTACH, raw.receiver_attach(handle, "queue")),
-            raw.frame(raw.FLOW, raw.flow_fields(handle, 0, 1)),
+            raw.frame(raw.FLOW, fields),
         )
     await client.hear()
     assert len(stack.queue.watchers) == count
@@ -64,6 +68,21 @@ async def test_a_connection_with_many_sessions_is_freed_in_slices() -> None:
     assert client.connection in stack.services.connections
     await stack.services.wait_until_alone()
     assert stack.services.memory.parts == 0
+
+
+async def test_what_the_window_holds_back_goes_back_in_the_slices_in_which_links_end() -> None:
+    stack = LinkStack(partitions=1)
+    client = await with_receivers(stack, RECEIVERS, window=0)
+    part = stack.parts[0]
+    sinks = [part.take(Demand)[1] for _ in range(RECEIVERS)]
+    given = [locked(0) for _ in sinks]
+    for sink, messages in zip(sinks, given, strict=True):
+        sink(messages)
+    await client.hear()
+    client.connection.connection_lost()
+    await stack.services.wait_until_alone()
+    unseen = [token for detach in part.take_all(Detach) for token in detach.unseen]
+    assert unseen == [token for messages in given for token in messages.tokens]
 
 
 async def test_a_message_for_a_link_that_is_about_to_end_goes_back() -> None:

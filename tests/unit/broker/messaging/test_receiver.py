@@ -97,6 +97,17 @@ async def test_what_is_wanted_is_asked_everywhere_and_what_is_beyond_it_waits_fo
     assert (stack.queue.meter.receive_cache_misses, stack.queue.meter.receive_cache_hits) == (1, 2)
 
 
+async def test_what_the_client_has_not_seen_goes_back_with_what_was_held_ready() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    caller.want(1)
+    first, second = give(stack, 0, 3), give(stack, 1, 2)
+    caller.receiver.end(first.tokens[:1])
+    returned = [sorted(part.take(Detach)[0].unseen) for part in stack.parts]
+    assert returned == [first.tokens, second.tokens]
+    assert stack.queue.meter.receive_cache_returns == 5
+
+
 async def test_a_partition_gets_back_what_it_recalls_and_all_get_back_the_rest_at_the_end() -> None:
     stack = LinkStack(2)
     caller = Caller(stack)

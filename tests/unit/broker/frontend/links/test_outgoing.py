@@ -15,7 +15,7 @@ from broker.messaging import receiver as receiver_module
 from broker.operations.general import Detach, Unavailable
 from broker.operations.receiving import Demand, Recall, Recalled, Unmet, Withdraw, Withdrawn
 from broker.operations.settling import Complete, Release, RenewLocks, Settled
-from protocol.codec import Described, Symbol, ULong
+from protocol.codec import Described, Symbol, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, Part, tags_of, until
 from tests.support.locked import locked
@@ -132,6 +132,108 @@ async def test_unseen_messages_go_back_at_once_when_the_link_ends_and_seen_ones_
     assert client.connection.cache.messages == 0 and not stack.queue.watchers
     client.connection.connection_lost()
     assert not any(part.has(Detach) for part in stack.parts), "it ends once"
+
+
+async def with_window(window: int, *, settled: bool = False, **given: Any) -> tuple[LinkStack, Client]:
+    """A client whose session takes so many transfers, and its link more messages."""
+    stack = LinkStack(1, **given)
+    client = await stack.connect(window=window)
+    await client.receiver(0, settled=settled)
+    fields = raw.flow_fields(0, 0, 100)
+    fields[1] = UInt(window)
+    client.say(raw.frame(raw.FLOW, fields))
+    return stack, client
+
+
+def leave(client: Client, end: str, *before: bytes) -> None:
+    """Have the client go, after it has said something else in the same piece."""
+    match end:
+        case "detach":
+            client.say(*before, raw.frame(raw.DETACH, raw.detach_fields(0)))
+        case "end":
+            client.say(*before, raw.frame(raw.END, []))
+        case "detach and end":
+            client.say(*before, raw.frame(raw.DETACH, raw.detach_fields(0)), raw.frame(raw.END, []))
+        case "close":
+            client.say(*before, raw.frame(raw.CLOSE, []))
+        case _:
+            client.connection.connection_lost()
+
+
+ENDS = ["detach", "end", "detach and end", "close", "connection lost"]
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("end", ENDS)
+async def test_what_the_window_holds_back_goes_back_when_the_client_goes(end: str, window: int) -> None:
+    """Symptom: it stayed locked, and its delivery counted: after MaxDeliveryCount such attaches, messages
+    were dead-lettered that no client had seen."""
+    stack, client = await with_window(window)
+    messages = give(stack, 0, 20)
+    assert len(tags_of(await client.hear())) == window
+    leave(client, end)
+    detach, _ = stack.parts[0].take(Detach)
+    assert sorted(detach.unseen) == messages.tokens[window:]
+    assert stack.services.memory.unsettled == 0
+    assert tags_of(await client.hear()) == []
+
+
+@pytest.mark.parametrize("end", ["detach", "end", "detach and end", "close"])
+async def test_what_goes_back_is_not_sent_any_more(end: str) -> None:
+    """The client opens its window, and goes."""
+    stack, client = await with_window(0)
+    messages = give(stack, 0, 20, body=bytes(20_000))
+    await client.hear()
+    leave(client, end, raw.frame(raw.FLOW, raw.flow_fields()))
+    detach, _ = stack.parts[0].take(Detach)
+    assert sorted(detach.unseen) == messages.tokens
+    assert tags_of(await client.hear()) == []
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_message_of_which_a_part_was_sent_counts_as_delivered(end: str) -> None:
+    stack, client = await with_window(1)
+    messages = give(stack, 0, 2, body=bytes(200_000))
+    assert len(await client.heard(raw.TRANSFER)) == 1
+    leave(client, end)
+    assert list(stack.parts[0].take(Detach)[0].unseen) == messages.tokens[1:]
+
+
+async def test_what_was_delivered_in_the_turn_in_which_the_client_goes_goes_back() -> None:
+    stack, client = await with_window(100)
+    messages = give(stack, 0, 3)
+    client.detach(0)
+    assert sorted(stack.parts[0].take(Detach)[0].unseen) == messages.tokens
+    assert tags_of(await client.hear()) == []
+
+
+async def test_a_client_with_a_shut_window_hears_at_once_that_its_link_is_closed() -> None:
+    """Symptom: it heard when it had opened its window for all that waited."""
+    stack, client = await with_window(0)
+    messages = give(stack, 0, 20)
+    await client.hear()
+    await ends_when_receiving_is_disabled(stack, client)
+    assert sorted(stack.parts[0].take(Detach)[0].unseen) == messages.tokens
+
+
+async def test_what_was_removed_for_a_client_does_not_come_back() -> None:
+    """Receive-and-delete: each message goes out at most once."""
+    stack, client = await with_window(0, settled=True)
+    give(stack, 0, 20)
+    stack.parts[0].answer(Complete, lambda complete: Settled(complete.cookie))
+    await client.hear()
+    client.detach(0)
+    assert list(stack.parts[0].take(Detach)[0].unseen) == []
+
+
+async def test_what_was_settled_by_a_request_before_it_was_sent_does_not_come_back() -> None:
+    stack, client = await with_window(0)
+    messages = give(stack, 0, 3)
+    await client.hear()
+    (link,) = client.connection.engine.links()
+    link.context.forget({messages.tokens[1]})
+    client.detach(0)
+    assert sorted(stack.parts[0].take(Detach)[0].unseen) == [messages.tokens[0], messages.tokens[2]]
 
 
 @pytest.mark.parametrize("end", ["detach", "close the connection"])

@@ -96,6 +96,18 @@ async def test_a_named_session_is_granted_with_its_id_and_the_end_of_its_lock(
     assert isinstance(attach.field(13)["com.microsoft:locked-until-utc"], Long | int)
 
 
+async def test_what_the_window_holds_back_goes_back_to_its_session_when_the_client_goes() -> None:
+    stack = stack_of()
+    client = await holding(stack)
+    fields = raw.flow_fields(0, 0, 10)
+    fields[1] = UInt(0)
+    client.say(raw.frame(raw.FLOW, fields))
+    given = give(stack, 0, 3)
+    assert tags_of(await client.hear()) == []
+    client.detach(0)
+    assert sorted(stack.parts[0].take(Detach)[0].unseen) == given.tokens
+
+
 async def test_credit_that_came_before_the_answer_counts_and_only_the_sessions_partition_is_asked() -> None:
     stack = stack_of(4)
     client = await stack.connect()
