@@ -181,10 +181,8 @@ class Connection:
 
     def _take(self, data: bytes) -> None:
         """Process bytes of the AMQP layer; b"" continues with bytes that the engine has kept."""
-        if self._is_served:
-            events = self.engine.receive(data, EVENTS_AT_ONCE, self.services.turns.is_late)
-        else:
-            events = self._received(data)
+        receive, is_late = self.engine.receive, self.services.turns.is_late
+        events = receive(data, EVENTS_AT_ONCE, is_late) if self._is_served else self._received(data)
         if self.engine.partial_bytes != self._partial_bytes:
             self._count_partial()
         self._dispatch(events)
