@@ -44,7 +44,7 @@ from protocol.lenience import Lenience
 from protocol.link_table import LinkTable, limit_messages
 from protocol.links import Delivery, Link
 from protocol.parts import Parts
-from protocol.plain_reads import PlainReads
+from protocol.plain_reads import IsLate, PlainReads
 from protocol.proton_values import (
     condition_of,
     delivery_of,
@@ -72,7 +72,6 @@ LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 # Bound once, because an attribute of `lib` costs as much as the call itself.
 _collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
-_cast, _POINTER = ffi.cast, ffi.typeof("void *")
 # Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _DECLARED, _TRANSACTIONAL = int(Outcome.DECLARED), int(Outcome.TRANSACTIONAL)
@@ -161,36 +160,28 @@ class Engine:
             lib.PN_CONNECTION_REMOTE_CLOSE: self._on_close,
             lib.PN_TRANSPORT_ERROR: self._on_transport_error,
             lib.PN_TRANSPORT_TAIL_CLOSED: self._on_tail_closed,
-            lib.PN_TRANSPORT_CLOSED: self._on_transport_closed,
+            lib.PN_TRANSPORT_CLOSED: lambda event: self._report_closed(None),
         }
 
     # --- bytes ----------------------------------------------------------------------------------------------
 
-    def receive(
-        self, data: bytes, events_max: int = EVENTS_MAX, is_late: Callable[[], bool] = bool
-    ) -> list[Event]:
+    def receive(self, data: bytes, events_max: int = EVENTS_MAX, is_late: IsLate = bool) -> list[Event]:
         """Take bytes from the peer; gives the resulting events, in order.
 
         Stops after about `events_max` events, or when `is_late` after a push; frames that cause no events
         take time, too. Then `has_more` is true, and the next call continues.
         """
         at_once = PUMPED_AT_ONCE if events_max < EVENTS_MAX else ALL
-        data, has_begun = self._plain_reads.joined(data), False
-        if self._is_plain and not self._events:
-            if self._accepted:
-                self._settle_accepted()
-            taken, is_all, at_once = self._plain_reads.take(data, at_once, is_late)
-            has_begun = taken > 0
-            if not is_all:
-                at_once = self._pump(False, at_once)
-                self._push_size.adapt(0, len(self._events))
+        data, taken = self._plain_reads.joined(data), 0
+        if self._is_plain and not (self._events or self._is_unread):
+            taken, at_once = self._take_plain(data, events_max, at_once, is_late)
             data = data[taken:]
-            if is_all and self._plain_reads.keeps(data):
+            if self._is_plain and self._plain_reads.keeps(data, taken > 0):
                 return self._taken()
             if not data:
                 self.has_more = self._is_unread
-                self._is_plain = not (self._closed_reported or self._is_unread)
                 return self._taken()
+        has_begun = taken > 0
         if self._is_unread and at_once > 0:
             at_once = self._pump(False, at_once)
         pieces = self._intake.take(data, self._push_size.sent_in_all)
@@ -217,6 +208,19 @@ class Engine:
         )
         return self._taken()
 
+    def _take_plain(self, data: bytes, events_max: int, at_once: float, is_late: IsLate) -> tuple[int, float]:
+        """Take plain frames from the beginning. Gives their size in bytes, and what is left of `at_once`."""
+        if self._accepted:
+            self._settle_accepted()
+        end, is_all = 0, False
+        while self._is_plain and not is_all and end < len(data) and len(self._events) < events_max:
+            end, is_all, at_once = self._plain_reads.take(data, end, at_once, is_late)
+            if not is_all:
+                at_once = self._pump(False, at_once)
+                self._push_size.adapt(0, len(self._events))
+                self._is_plain = not (self._closed_reported or self._is_unread)
+        return end, at_once
+
     def _taken(self) -> list[Event]:
         """The events gathered so far."""
         taken = self._events[:]
@@ -234,7 +238,7 @@ class Engine:
         self._intake.lift_restriction()
 
     def _feed(
-        self, piece: bytes, is_batch: bool, events_max: int, at_once: float, is_late: Callable[[], bool]
+        self, piece: bytes, is_batch: bool, events_max: int, at_once: float, is_late: IsLate
     ) -> tuple[int, float]:
         """Push a piece, and read about `at_once` of proton's events, until `is_late`. Gives how many of its
         bytes were pushed, -1 if proton takes no more, and what is left of `at_once`."""
@@ -677,9 +681,6 @@ class Engine:
             self._break(
                 "amqp:decode-error", "a frame that holds no performative, or one that cannot be decoded"
             )
-
-    def _on_transport_closed(self, event: Any) -> None:
-        self._report_closed(None)
 
     def _report_closed(self, error: ErrorCondition | None) -> None:
         if not self._closed_reported:

@@ -23,13 +23,16 @@ HEADER_BYTES, SIZE_BYTES = 8, 4
 KEPT_BYTES_MAX = 4 * 1024
 """Larger frames are not plain (`large_input.py`), or seldom: their beginnings take the way of the others."""
 
+IsLate = Callable[[], bool]
+"""Whether what is being done has taken long enough, and the rest can wait."""
+
 _cast, _POINTER = ffi.cast, ffi.typeof("void *")
 
 
 class PlainReads:
     """Takes whole plain frames, and keeps the beginning of the next one."""
 
-    __slots__ = ("_attached", "_deliveries", "_kept", "_lenience", "_proton", "_push_size")
+    __slots__ = ("_attached", "_deliveries", "_has_waited", "_kept", "_lenience", "_proton", "_push_size")
 
     def __init__(
         self,
@@ -43,9 +46,12 @@ class PlainReads:
         self._proton, self._lenience, self._push_size = proton, lenience, push_size
         self._attached, self._deliveries = attached, deliveries
         self._kept = b""
+        self._has_waited = False
+        """Whether the latest read was joined to what was kept."""
 
     def joined(self, data: bytes) -> bytes:
         """The peer's next bytes, with those that were kept before them."""
+        self._has_waited = bool(self._kept and data)
         if self._kept:
             data, self._kept = self._kept + data, b""
         return data
@@ -55,14 +61,14 @@ class PlainReads:
         """Whether the beginning of a frame is kept."""
         return bool(self._kept)
 
-    def take(self, data: bytes, at_once: float, is_late: Callable[[], bool]) -> tuple[int, bool, float]:
-        """Take whole frames from the beginning of `data`, as long as they are plain, and until they have made
+    def take(self, data: bytes, begin: int, at_once: float, is_late: IsLate) -> tuple[int, bool, float]:
+        """Take whole frames of `data` from `begin` on, as long as they are plain, and until they have made
         some `at_once` deliveries, or `is_late` after some of them.
 
-        Gives how many bytes that was; whether everything that they have caused was reported, or else the
-        caller reads the rest from proton before that gets more bytes; and what is left of `at_once`.
+        Gives where they end; whether everything that they have caused was reported, or else the caller reads
+        the rest from proton before that gets more bytes; and what is left of `at_once`.
         """
-        push_size, begin, size = self._push_size, 0, len(data)
+        push_size, size = self._push_size, len(data)
         while begin < size and at_once > 0 and not (begin and is_late()):
             most = push_size.most
             transfers_only = not push_size.may_hold_dispositions(min(size - begin, most))
@@ -82,8 +88,12 @@ class PlainReads:
             begin = end
         return begin, True, at_once
 
-    def keeps(self, rest: bytes) -> bool:
-        """Whether nothing is left of a read but the beginning of a small frame. It is kept."""
+    def keeps(self, rest: bytes, is_new: bool) -> bool:
+        """Whether nothing is left of a read but the beginning of a small frame. It is kept, once: a frame
+        that comes in many reads goes to proton, which else would hear nothing of a slow peer for too long.
+        `is_new`: frames were taken before it."""
+        if self._has_waited and not is_new:
+            return False
         if len(rest) >= SIZE_BYTES:
             size = int.from_bytes(rest[:SIZE_BYTES], "big")
             if not (HEADER_BYTES <= size <= KEPT_BYTES_MAX and len(rest) < size):

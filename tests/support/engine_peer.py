@@ -49,10 +49,12 @@ class NoPlainReads(PlainReads):
     def __init__(self) -> None:
         self._kept = b""
 
-    def take(self, data: bytes, at_once: float, is_late: Callable[[], bool]) -> tuple[int, bool, float]:
-        return 0, True, at_once
+    def take(
+        self, data: bytes, begin: int, at_once: float, is_late: Callable[[], bool]
+    ) -> tuple[int, bool, float]:
+        return begin, True, at_once
 
-    def keeps(self, rest: bytes) -> bool:
+    def keeps(self, rest: bytes, is_new: bool) -> bool:
         return False
 
 

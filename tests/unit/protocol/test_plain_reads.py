@@ -51,7 +51,31 @@ def test_a_frame_may_come_byte_by_byte(peer: EnginePeer, others: list[bytes]) ->
     for place in range(len(frame) - 1):
         assert peer.engine.receive(frame[place : place + 1]) == []
     assert payloads(peer.engine.receive(frame[-1:])) == [b"hello"]
-    assert not others
+    assert others[0] == frame[:2], "proton hears that the peer is not silent"
+
+
+def test_a_peer_that_takes_long_for_a_frame_is_not_silent() -> None:
+    peer = EnginePeer(idle_timeout_ms=10_000).open()
+    peer.sender()
+    peer.engine.tick(1_000)
+    frame, now_ms = transfer(0, 0, b"x" * 3_000), 1_000
+    for begin in range(0, len(frame), 200):
+        now_ms += 4_000
+        events = peer.engine.receive(frame[begin : begin + 200])
+        peer.engine.tick(now_ms)
+        assert not peer.engine.take_events()
+    assert payloads(events) == [b"x" * 3_000]
+
+
+def test_a_flow_among_messages_leaves_the_rest_plain(peer: EnginePeer, others: list[bytes]) -> None:
+    peer.sender(credit=1_000)
+    others.clear()
+    flow = raw.frame(raw.FLOW, raw.flow_fields(0, 0, 7))
+    messages = [transfer(0, number, b"x" * 1_000) for number in range(100)]
+    data = b"".join((*messages[:20], flow, *messages[20:]))
+    events = peer.engine.receive(data[:-500])
+    events += peer.engine.receive(data[-500:])
+    assert len(payloads(events)) == 100 and not others
 
 
 def test_messages_of_one_read_are_one_event(peer: EnginePeer, others: list[bytes]) -> None:
