@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,18 @@ from tests.bench import shapes
 from tests.bench.load.comparison import OURS, Measure
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.fan_outs import TEN
-from tests.bench.load.feature_rows import ARTEMIS, IN_SESSION, RABBITMQ, ROWS, Duplicates, Scheduled, Sessions
+from tests.bench.load.feature_rows import (
+    ARTEMIS,
+    IN_SESSION,
+    RABBITMQ,
+    ROWS,
+    Duplicates,
+    Feature,
+    FeatureRow,
+    Scheduled,
+    Sessions,
+    measured,
+)
 from tests.bench.load.report import DOCUMENT
 from tests.bench.load.shapes import SHAPES
 from tests.bench.load.topic_brokers import PEERS, Partibus, TopicBroker, entry
@@ -106,6 +118,41 @@ def test_transactions_without_a_rate_are_due_at_once_until_all_are_taken() -> No
         assert not agenda.is_done and each is not None
         agenda.note_commit(each)
     assert agenda.is_done and min(agenda.latencies_s) >= 0
+
+
+class Counted(Partibus):
+    """A broker whose CPU time the test gives."""
+
+    used_s = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        return Counted.used_s
+
+
+class Delayed(Feature):
+    """Takes 1 s of CPU time for sending, 10 s until the messages are due, and 100 s for delivering them."""
+
+    def send(self, count: int) -> float:
+        Counted.used_s += 1
+        return 1_000.0
+
+    def paced(self, count: int, per_s: float) -> list[float]:
+        return [0.001] * count
+
+    def wait(self) -> None:
+        Counted.used_s += 10
+
+    def receive(self, count: int) -> Mapping[Measure, float]:
+        Counted.used_s += 100
+        return {Measure.OUT: 1_000.0}
+
+
+def test_what_a_broker_does_until_messages_are_due_counts_on_their_way_out() -> None:
+    row = FeatureRow("delayed", lambda _: Delayed(), [], 1.0, "delayed")
+    found = measured(row, Counted(OURS, ENDPOINT, pid=1), COUNT, paced_s=0)
+    in_us, out_us = found.values[Measure.CPU_IN], found.values[Measure.CPU_OUT]
+    assert (in_us * COUNT / 1e6, out_us * COUNT / 1e6) == (pytest.approx(1), pytest.approx(110))
 
 
 def test_features_have_no_floors_and_every_shape_has_one() -> None:

@@ -259,13 +259,13 @@ def measured(row: FeatureRow, broker: TopicBroker, messages: int, paced_s: float
     with row.opened(broker) as feature:
         begun_s = broker.cpu_s
         values = {Measure.IN: feature.send(count)}
-        values_cpu = {Measure.CPU_IN: (broker.cpu_s - begun_s) / count * 1e6}
-        feature.wait()
-        begun_s = broker.cpu_s
+        sent_s = broker.cpu_s
+        values_cpu = {Measure.CPU_IN: (sent_s - begun_s) / count * 1e6}
+        feature.wait()  # what a broker does meanwhile belongs to the delivery
         received = feature.receive(count)
         values |= received
         if Measure.OUT in received:
-            values_cpu[Measure.CPU_OUT] = (broker.cpu_s - begun_s) / (count * feature.deliveries) * 1e6
+            values_cpu[Measure.CPU_OUT] = (broker.cpu_s - sent_s) / (count * feature.deliveries) * 1e6
         rate = values[Measure.IN] / 2
         paced = max(PACED_MIN, int(rate * paced_s) // MULTIPLE * MULTIPLE)
         took_ms = [each * 1000 for each in feature.paced(paced, rate)]
