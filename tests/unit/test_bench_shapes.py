@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from broker.message.stored import store
+from tests.bench import shapes
 from tests.bench.load import traffic
 from tests.bench.load.client import LoadConnection, PacedSender, drive
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
+from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figure import Verdict
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.traffic import Load, Target
@@ -128,3 +131,56 @@ def test_a_broker_without_a_value_has_no_bar(tmp_path: Path) -> None:
 def test_a_percentile_is_a_value_that_was_measured() -> None:
     values = list(map(float, range(1, 101)))
     assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.999)) == (51.0, 100.0, 7.0)
+
+
+@pytest.mark.parametrize("row", [shapes.EIGHT, shapes.ONE])
+def test_rows_whose_messages_go_in_and_out_at_once_have_one_cpu_time(row: str) -> None:
+    found = Comparison({}, "plain")
+    with running_bare_peer() as peer:
+        target = Target("peer", endpoint_of(peer), settles_first=False, confirms=False)
+        for pid in (None, os.getpid()):
+            shapes.measure(found, shapes.QUICK, row, shapes.Broker(target, pid), "")
+    cell = found.cells[row, Measure.CPU_IN_AND_OUT, "peer"]
+    assert len(cell.rounds) == 1 and cell.value >= 0, "not measured without the process"
+
+
+class BatchSender:
+    """Stands for the official client and its sender: counts messages."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def __enter__(self) -> BatchSender:
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        pass
+
+    def get_queue_sender(self, name: str) -> BatchSender:
+        return self
+
+    def create_message_batch(self) -> list[object]:
+        return Batch()
+
+    def send_messages(self, messages: object) -> None:
+        self.sent += len(messages) if isinstance(messages, list) else 1
+
+
+class Batch(list[object]):
+    def add_message(self, message: object) -> None:
+        self.append(message)
+
+
+def test_each_batch_is_timed_and_batches_are_sent_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, received = BatchSender(), []
+    monkeypatch.setattr(shapes.ServiceBusClient, "from_connection_string", lambda _: sender)
+    monkeypatch.setattr(shapes.traffic, "receive", lambda _, count: received.append(count))
+    monkeypatch.setattr(shapes, "DIFFERENT_BATCHES", 2)
+    found = Comparison({}, "plain")
+    target = Target(OURS, Endpoint.parse("amqp://h/q"), settles_first=False)
+    shapes.measure(found, shapes.QUICK, shapes.BATCHES, shapes.Broker(target, os.getpid()), "")
+    count = shapes.QUICK.batches * shapes.BATCH + 1
+    assert (sender.sent, received) == (count, [count])
+    took_ms = [found.value(shapes.BATCHES, measure) for measure in (Measure.BATCH_P50, Measure.BATCH_P999)]
+    assert None not in took_ms
+    assert found.value(shapes.BATCHES, Measure.P50) is None, "that is the time of a message"
