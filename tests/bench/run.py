@@ -49,7 +49,7 @@ from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figure import Figure, Result, Verdict
 from tests.bench.load.figures import FIGURES
 from tests.bench.load.machine import StolenTime, commit, describe_machine
-from tests.bench.load.options import REPOSITORY, WORK, Quick, Rounds
+from tests.bench.load.options import REPOSITORY, WORK, Folder, Quick, Rounds, refuse_partial_docs
 from tests.bench.load.profiling import Profiler
 from tests.bench.load.traffic import Target
 
@@ -167,10 +167,7 @@ def main(
     ] = None,
     rounds: Rounds = None,
     quick: Quick = False,
-    folder: Annotated[
-        Path,
-        typer.Option(envvar="PARTIBUS_BENCH_DIR", help="Where brokers keep their data: the disk under test."),
-    ] = WORK,
+    folder: Folder = WORK,
     write_docs: Annotated[
         bool, typer.Option("--write-docs", help="Put the table into docs/benchmarks.md.")
     ] = False,
@@ -182,6 +179,7 @@ def main(
     unknown = set(only or ()) - set(FIGURES)
     if unknown:
         raise typer.BadParameter(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    refuse_partial_docs(write_docs, only, quick)
     if peer_setup:
         subprocess.run(shlex.split(peer_setup), check=True, stdout=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,10 +21,21 @@ from rich.console import Console
 
 from tests.bench.load import comparison_output, feature_rows, footprint, report, traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
-from tests.bench.load.endpoint import Endpoint
+from tests.bench.load.endpoint import LoadError
 from tests.bench.load.feature_rows import FeatureRow
 from tests.bench.load.machine import StolenTime, cpu_s
-from tests.bench.load.options import REPOSITORY, WORK, Folder, Only, PeerPid, Quick, Rounds, chosen_rows
+from tests.bench.load.options import (
+    REPOSITORY,
+    WORK,
+    Folder,
+    Only,
+    PeerPid,
+    Quick,
+    Rounds,
+    chosen_rows,
+    peers_given,
+    refuse_partial_docs,
+)
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.topic_brokers import PEERS, TopicBroker
 from tests.bench.load.traffic import Target
@@ -99,28 +110,54 @@ def main(
     ] = False,
 ) -> None:
     """Compare brokers with the messages that applications send."""
+    refuse_partial_docs(write_docs, only, quick)
     shapes = [*(shape.name for shape in SHAPES), EIGHT, ONE, BATCHES]
     names = chosen_rows(only, [*shapes, *(row.name for row in feature_rows.ROWS)])
     scale = QUICK if quick else FULL
     if rounds is not None:
         scale = replace(scale, rounds=rounds)
+    features = [row for row in feature_rows.ROWS if row.name in names]
+    peers = peers_of(peer, peer_pid)
     folder.mkdir(parents=True, exist_ok=True)
-    pids = {name: int(pid) for name, _, pid in (each.partition("=") for each in peer_pid or ())}
-    peers = [
-        Broker(Target(name, Endpoint.parse(url), settles_first=True, confirms=False), pids.get(name))
-        for name, _, url in (each.partition("=") for each in peer or ())
-    ]
+    for each in peers:
+        check_answers(each.target)
+        if features and each.target.name not in PEERS:
+            tell(f"{each.target.name} is left out of the rows of features: they know {' and '.join(PEERS)}")
     gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
     found = Comparison(RULES, PLAIN.name)
     for each in peers:
         warm_up(each.target, scale.warm_up)
     if rows := [name for name in names if name in shapes]:
         measure_shapes(found, scale, rows, peers, folder)
-    if features := [row for row in feature_rows.ROWS if row.name in names]:
+    if features:
         measure_features(found, scale, features, peers, folder)
     publish(found, folder, write_docs)
     if found.missed() and not quick:
         raise typer.Exit(1)
+
+
+def peers_of(urls: Sequence[str] | None, pids: Sequence[str] | None) -> list[Broker]:
+    """The peers that the options describe."""
+    return [
+        Broker(Target(peer.name, peer.endpoint, settles_first=True, confirms=False), peer.pid)
+        for peer in peers_given(urls, pids)
+    ]
+
+
+def check_answers(target: Target) -> None:
+    """Empty the queue of a peer. Raises BadParameter if that fails."""
+    try:
+        clear_away(target)
+    except (OSError, LoadError) as error:
+        at = target.endpoint
+        unusable = f"{target.name} at {at.host}:{at.port} cannot be used ({error})"
+        advice = f"see that it runs and has {at.address}"
+        raise typer.BadParameter(f"{unusable}: {advice}", param_hint="--peer") from error
+
+
+def tell(text: str) -> None:
+    """One line for whoever runs this."""
+    progress.print(text, soft_wrap=True, markup=False)
 
 
 def measure_shapes(

@@ -18,10 +18,22 @@ from rich.console import Console
 
 from tests.bench.load import comparison_output, footprint, report, topic_disk, traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule
-from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.fan_outs import FAN_OUTS, FIFTY, SINGLE, THOUSAND, FanOut
 from tests.bench.load.machine import StolenTime
-from tests.bench.load.options import REPOSITORY, WORK, Folder, Only, PeerPid, Quick, Rounds, chosen_rows
+from tests.bench.load.options import (
+    REPOSITORY,
+    WORK,
+    Folder,
+    Only,
+    PeerPid,
+    Quick,
+    Rounds,
+    chosen_rows,
+    peers_given,
+    refuse_partial_docs,
+    refuse_unknown_peers,
+    values_by_peer,
+)
 from tests.bench.load.topic_brokers import PEERS, Partibus, Peer, TopicBroker, running_partibus
 from tests.bench.load.traffic import Load
 
@@ -73,6 +85,7 @@ def main(
     ] = False,
 ) -> None:
     """Compare brokers with topics."""
+    refuse_partial_docs(write_docs, only, quick)
     names = chosen_rows(only, [fan_out.name for fan_out in FAN_OUTS])
     rows = [fan_out for fan_out in FAN_OUTS if fan_out.name in names]
     peers = peers_of(peer or (), peer_pid or (), peer_data or ())
@@ -98,15 +111,16 @@ def main(
 
 def peers_of(urls: Sequence[str], pids: Sequence[str], folders: Sequence[str]) -> list[Peer]:
     """The peers that the options describe."""
-    pid_of, folder_of = (dict(each.split("=", 1) for each in options) for options in (pids, folders))
+    given, folder_of = peers_given(urls, pids), values_by_peer("--peer-data", folders)
+    refuse_unknown_peers("--peer-data", folder_of, [peer.name for peer in given])
     peers = []
-    for name, _, url in (each.partition("=") for each in urls):
-        if name not in PEERS:
-            raise typer.BadParameter(f"no peer {name}; there are {', '.join(PEERS)}")
-        pid, data = pid_of.get(name), folder_of.get(name)
-        peers.append(
-            PEERS[name](name, Endpoint.parse(url), int(pid) if pid else None, Path(data) if data else None)
-        )
+    for peer in given:
+        if peer.name not in PEERS:
+            raise typer.BadParameter(
+                f"no peer {peer.name}; there are {', '.join(PEERS)}", param_hint="--peer"
+            )
+        data = folder_of.get(peer.name)
+        peers.append(PEERS[peer.name](peer.name, peer.endpoint, peer.pid, Path(data) if data else None))
     return peers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -105,13 +106,15 @@ def test_messages_are_received_from_several_subscriptions_at_once() -> None:
 def test_peers_have_a_process_and_a_folder_if_they_are_given() -> None:
     url = "amqp://guest:guest@127.0.0.1:5673/any"
     rabbitmq, artemis = peers_of(
-        [f"rabbitmq={url}", f"artemis={url}"], ["artemis=17"], ["rabbitmq=/data/a=b"]
+        [f"rabbitmq={url}", f"artemis={url}"], [f"artemis={os.getpid()}"], ["rabbitmq=/data/a=b"]
     )
     assert (rabbitmq.name, rabbitmq.pid, rabbitmq.data) == ("rabbitmq", None, Path("/data/a=b"))
-    assert (artemis.name, artemis.pid, artemis.data) == ("artemis", 17, None)
+    assert (artemis.name, artemis.pid, artemis.data) == ("artemis", os.getpid(), None)
     assert artemis.endpoint.port == 5673 and (rabbitmq.cpu_s, artemis.disk_bytes) == (0.0, 0)
     with pytest.raises(typer.BadParameter, match="kafka"):
         peers_of([f"kafka={url}"], [], [])
+    with pytest.raises(typer.BadParameter, match="no --peer is named artemis"):
+        peers_of([f"rabbitmq={url}"], [], ["artemis=/data"])
 
 
 @pytest.mark.parametrize(
