@@ -3,7 +3,8 @@
 Responsible for the order of a run: in each round, every broker takes the same load with each shape, and the
 order of brokers changes from round to round. The rows of features follow in the same way, with a broker of
 ours that has the entities which they need. Standard output carries one line of JSON for each value and
-nothing else. Exits with status 1 if a value is below its floor.
+nothing else; if a row fails, for each value found until then. Exits with status 1 if a row fails or a value
+is below its floor.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from tests.bench.load import comparison_output, feature_rows, footprint, report, traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
+from tests.bench.load.comparison_output import kept_if_failing, part
 from tests.bench.load.endpoint import LoadError
 from tests.bench.load.feature_rows import FeatureRow
 from tests.bench.load.machine import StolenTime, cpu_s
@@ -125,12 +127,13 @@ def main(
             tell(f"{each.target.name} is left out of the rows of features: they know {' and '.join(PEERS)}")
     gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
     found = Comparison(RULES, PLAIN.name)
-    for each in peers:
-        warm_up(each.target, scale.warm_up)
-    if rows := [name for name in names if name in shapes]:
-        measure_shapes(found, scale, rows, peers, folder)
-    if features:
-        measure_features(found, scale, features, peers, folder)
+    with kept_if_failing(found, REPOSITORY, folder, progress):
+        for each in peers:
+            warm_up(each.target, scale.warm_up)
+        if rows := [name for name in names if name in shapes]:
+            measure_shapes(found, scale, rows, peers, folder)
+        if features:
+            measure_features(found, scale, features, peers, folder)
     publish(found, folder, write_docs)
     if found.missed() and not quick:
         raise typer.Exit(1)
@@ -172,8 +175,9 @@ def measure_shapes(
         for number in range(scale.rounds):
             for row in rows:
                 for broker in brokers if number % 2 == 0 else brokers[::-1]:
-                    clear_away(broker.target)
-                    measure(found, scale, row, broker, started.addresses.connection_string())
+                    with part(row, broker.target.name):
+                        clear_away(broker.target)
+                        measure(found, scale, row, broker, started.addresses.connection_string())
             tell_round(number, scale, stolen)
 
 
@@ -188,13 +192,15 @@ def measure_features(
             for broker in brokers:
                 if row.is_at(broker):
                     progress.print(f"warming up {broker.name} with {row.name}")
-                    feature_rows.measured(row, broker, min(scale.messages, scale.warm_up), paced_s=0)
+                    with part(row.name, broker.name):
+                        feature_rows.measured(row, broker, min(scale.messages, scale.warm_up), paced_s=0)
         stolen = StolenTime()
         for number in range(scale.rounds):
             for row in rows:
                 for broker in brokers if number % 2 == 0 else brokers[::-1]:
                     if row.is_at(broker):
-                        measure_feature(found, scale, row, broker)
+                        with part(row.name, broker.name):
+                            measure_feature(found, scale, row, broker)
             tell_round(number, scale, stolen)
 
 
@@ -213,11 +219,12 @@ def tell_round(number: int, scale: Scale, stolen: StolenTime) -> None:
 
 def warm_up(target: Target, count: int) -> None:
     """Send and receive plain messages: a virtual machine compiles what is used often."""
-    clear_away(target)
     progress.print(f"warming up {target.name}")
-    for _ in range(max(1, count // 50_000)):
-        traffic.send(target, min(count, 50_000))
-        traffic.receive(target, min(count, 50_000))
+    with part("warming up", target.name):
+        clear_away(target)
+        for _ in range(max(1, count // 50_000)):
+            traffic.send(target, min(count, 50_000))
+            traffic.receive(target, min(count, 50_000))
 
 
 def clear_away(target: Target) -> None:

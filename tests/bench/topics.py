@@ -95,13 +95,11 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
     found = Comparison(RULES, SINGLE.name)
-    with running_partibus(folder, FAN_OUTS, footprint.PARTITIONS) as subject:
-        measure_rounds(found, scale, rows, subject, peers)
-    if FIFTY in rows:
-        on_disk = topic_disk.on_disk(folder, scale.on_disk)
-        found.note(FIFTY.name, Measure.ON_DISK, OURS, on_disk.published)
-        found.note(FIFTY.name, Measure.ON_DISK_COMPACTED, OURS, on_disk.compacted)
-        found.note(FIFTY.name, Measure.COPIES, OURS, on_disk.copies)
+    with comparison_output.kept_if_failing(found, REPOSITORY, folder, progress):
+        with running_partibus(folder, FAN_OUTS, footprint.PARTITIONS) as subject:
+            measure_rounds(found, scale, rows, subject, peers)
+        if FIFTY in rows:
+            measure_disk(found, scale, folder)
     about = comparison_output.write(found, REPOSITORY, folder, progress)
     if write_docs:
         report.write_between_markers(report.DOCUMENT, found.markdown(about, "make bench-topics"), BEGIN, END)
@@ -131,15 +129,26 @@ def measure_rounds(
     brokers: list[TopicBroker] = [subject, *peers]
     for broker in brokers:
         progress.print(f"warming up {broker.name}")
-        warm_up(broker, scale.warm_up if broker is not subject else scale.messages)
+        with comparison_output.part("warming up", broker.name):
+            warm_up(broker, scale.warm_up if broker is not subject else scale.messages)
     stolen = StolenTime()
     for number in range(scale.rounds):
         for row in rows:
             for broker in brokers if number % 2 == 0 else brokers[::-1]:
                 if broker is subject or row.beside_peers:
-                    measure(found, scale, row, broker)
+                    with comparison_output.part(row.name, broker.name):
+                        measure(found, scale, row, broker)
                     progress.print(f"  {row.name:24} {broker.name}")
         progress.print(f"round {number + 1} of {scale.rounds} done, {stolen.percent():.0f} % CPU stolen")
+
+
+def measure_disk(found: Comparison, scale: Scale, folder: Path) -> None:
+    """What our broker has on the disk for the last row."""
+    with comparison_output.part(FIFTY.name, OURS):
+        on_disk = topic_disk.on_disk(folder, scale.on_disk)
+    found.note(FIFTY.name, Measure.ON_DISK, OURS, on_disk.published)
+    found.note(FIFTY.name, Measure.ON_DISK_COMPACTED, OURS, on_disk.compacted)
+    found.note(FIFTY.name, Measure.COPIES, OURS, on_disk.copies)
 
 
 def warm_up(broker: TopicBroker, count: int) -> None:

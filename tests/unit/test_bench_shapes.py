@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from broker.message.stored import store
 from tests.bench import shapes
 from tests.bench.load import traffic
 from tests.bench.load.client import LoadConnection, PacedSender, drive
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
-from tests.bench.load.endpoint import Endpoint
+from tests.bench.load.endpoint import Endpoint, LoadError
 from tests.bench.load.figure import Verdict
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.traffic import Load, Target
 from tests.support.bare_peers import endpoint_of, running_bare_peer
+from tests.support.broker_process import Addresses
 
 WITHIN_S = 10.0
 RULES = {
@@ -184,3 +191,40 @@ def test_each_batch_is_timed_and_batches_are_sent_in_turn(monkeypatch: pytest.Mo
     took_ms = [found.value(shapes.BATCHES, measure) for measure in (Measure.BATCH_P50, Measure.BATCH_P999)]
     assert None not in took_ms
     assert found.value(shapes.BATCHES, Measure.P50) is None, "that is the time of a message"
+
+
+def test_a_row_that_fails_keeps_the_values_of_the_rows_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def started(folder: Path) -> Iterator[object]:
+        yield SimpleNamespace(addresses=Addresses(1, 2, 3), pid=os.getpid())
+
+    def measure(
+        found: Comparison, scale: shapes.Scale, row: str, broker: shapes.Broker, connection_string: str
+    ) -> None:
+        if (row, broker.target.name) == ("64 B", "other"):
+            raise LoadError("the broker closed the socket")
+        found.note(row, Measure.IN, broker.target.name, 100.0)
+
+    published: list[object] = []
+    monkeypatch.setattr(shapes.footprint, "fresh_broker", started)
+    monkeypatch.setattr(shapes, "clear_away", lambda target: None)
+    monkeypatch.setattr(shapes, "warm_up", lambda target, count: None)
+    monkeypatch.setattr(shapes, "measure", measure)
+    monkeypatch.setattr(shapes.report, "write_between_markers", lambda *about: published.append(about))
+    app = typer.Typer()
+    app.command()(shapes.main)
+    only = [argument for row in ("plain", "64 B", "scheduled") for argument in ("--only", row)]
+    ended = CliRunner().invoke(
+        app, ["--quick", "--folder", str(tmp_path), "--peer", "other=amqp://127.0.0.1:1/any", *only]
+    )
+    assert ended.exit_code == 1
+    found = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [(each["shape"], each["broker"]) for each in found] == [
+        ("plain", OURS), ("plain", "other"), ("64 B", OURS)
+    ]  # fmt: skip
+    told = ended.stderr.splitlines()
+    assert told[0] == "other is left out of the rows of features: they know rabbitmq and artemis"
+    assert told[-1] == "64 B at other failed: LoadError: the broker closed the socket"
+    assert published == []
