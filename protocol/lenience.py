@@ -80,8 +80,9 @@ _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
 DECIDED_AT_ONCE = 512
-"""So many frames that are not plain are looked at, and the others later: each takes some 12 µs, and the
-smallest one 20 bytes of a read."""
+"""So many transfers that are not plain are looked at, and the others later: each takes some 12 µs, and the
+smallest one 20 bytes of a read. There are no more of other frames than there are sessions and links, or
+`wide_dispositions.py` bounds them."""
 
 _walk = lib.delivery_ids_walk
 
@@ -178,6 +179,8 @@ class Lenience:
         """The bytes still to come of a frame that was passed on; at first, of the protocol header."""
         self._lost = False
         """Whether the stream is malformed and so passes unchanged."""
+        self._looked_at = 0
+        """How many transfers that are not plain this `incoming` has looked at."""
 
     # --- in -------------------------------------------------------------------------------------------------
 
@@ -245,7 +248,7 @@ class Lenience:
         """Like `incoming`, for the data from `begin` on. The frame at `offset` is the first one that is not
         plain."""
         changed: list[bytes] = []
-        taken, size, left = begin, len(data), DECIDED_AT_ONCE
+        taken, size, self._looked_at = begin, len(data), 0
         while size - offset >= _HEADER_BYTES:
             frame_bytes = _U32.unpack_from(data, offset)[0]
             if not _HEADER_BYTES <= frame_bytes <= self._frame_bytes_max:
@@ -262,8 +265,7 @@ class Lenience:
                 changed += (data[taken:offset], replacement)
                 taken = offset + replaced
             end = offset + frame_bytes
-            left -= 1
-            if not left or self.wide.had_enough or self.parts.had_enough:
+            if self._looked_at >= DECIDED_AT_ONCE or self.wide.had_enough or self.parts.had_enough:
                 size = self._keep_from(data, end)
                 if self.has_more:
                     offset = end
@@ -406,6 +408,7 @@ class Lenience:
 
     def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
         """The beginning of a transfer with the number that proton expects; None to leave it unchanged."""
+        self._looked_at += 1
         transfer = _read_transfer(head, value)
         begun = session.unfinished.get(transfer.handle)
         if begun is not None and (

@@ -70,10 +70,7 @@ class PlainReads:
         """
         push_size, size = self._push_size, len(data)
         while begin < size and at_once > 0 and not (begin and is_late()):
-            most = push_size.most
-            transfers_only = not push_size.may_hold_dispositions(min(size - begin, most))
-            ids = self._lenience.ids_address
-            read = exchange.read(*self._proton, ids, data, begin, most, transfers_only)
+            read = self._read(data, begin, push_size.most)
             if read is None:
                 break
             number, deliveries, payloads, settled, is_all, end = read
@@ -87,6 +84,18 @@ class PlainReads:
             push_size.adapt(end - begin, 0)
             begin = end
         return begin, True, at_once
+
+    def _read(self, data: bytes, begin: int, most: int) -> Any:
+        """See `exchange.read`."""
+        push_size, about = self._push_size, (*self._proton, self._lenience.ids_address, data, begin, most)
+        size = min(len(data) - begin, most)
+        has_time = push_size.may_hold_dispositions(size)
+        read = exchange.read(*about, not has_time)
+        if read is None and not has_time:  # by what was pushed since deliveries were last counted
+            push_size.now(self._attached)
+            if push_size.may_hold_dispositions(size):
+                read = exchange.read(*about, False)
+        return read
 
     def keeps(self, rest: bytes, is_new: bool) -> bool:
         """Whether nothing is left of a read but the beginning of a small frame. It is kept, once: a frame

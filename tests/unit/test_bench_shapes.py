@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from azure.servicebus import ServiceBusClient
 from typer.testing import CliRunner
 
 from broker.message.stored import store
 from tests.bench import shapes
-from tests.bench.load import traffic
+from tests.bench.load import footprint, report, traffic
 from tests.bench.load.client import LoadConnection, PacedSender, drive
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
 from tests.bench.load.endpoint import Endpoint, LoadError
@@ -180,8 +181,8 @@ class Batch(list[object]):
 
 def test_each_batch_is_timed_and_batches_are_sent_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     sender, received = BatchSender(), []
-    monkeypatch.setattr(shapes.ServiceBusClient, "from_connection_string", lambda _: sender)
-    monkeypatch.setattr(shapes.traffic, "receive", lambda _, count: received.append(count))
+    monkeypatch.setattr(ServiceBusClient, "from_connection_string", lambda _: sender)
+    monkeypatch.setattr(traffic, "receive", lambda _, count: received.append(count))
     monkeypatch.setattr(shapes, "DIFFERENT_BATCHES", 2)
     found = Comparison({}, "plain")
     target = Target(OURS, Endpoint.parse("amqp://h/q"), settles_first=False)
@@ -208,11 +209,11 @@ def test_a_row_that_fails_keeps_the_values_of_the_rows_before(
         found.note(row, Measure.IN, broker.target.name, 100.0)
 
     published: list[object] = []
-    monkeypatch.setattr(shapes.footprint, "fresh_broker", started)
+    monkeypatch.setattr(footprint, "fresh_broker", started)
     monkeypatch.setattr(shapes, "clear_away", lambda target: None)
     monkeypatch.setattr(shapes, "warm_up", lambda target, count: None)
     monkeypatch.setattr(shapes, "measure", measure)
-    monkeypatch.setattr(shapes.report, "write_between_markers", lambda *about: published.append(about))
+    monkeypatch.setattr(report, "write_between_markers", lambda *about: published.append(about))
     app = typer.Typer()
     app.command()(shapes.main)
     only = [argument for row in ("plain", "64 B", "scheduled") for argument in ("--only", row)]
