@@ -79,10 +79,9 @@ HANDLE_MAX_DEFAULT = 2**32 - 1
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
-DECIDED_AT_ONCE = 512
-"""So many transfers that are not plain are looked at, and the others later: each takes some 12 µs, and the
-smallest one 20 bytes of a read. There are no more of other frames than there are sessions and links, or
-`wide_dispositions.py` bounds them."""
+DECIDED_AT_ONCE, PER_TRANSFER = 512, 4
+"""So many frames that are not plain are looked at, and the others later. A transfer takes as long as four
+others, some 20 µs. An attach does not count: there are no more than links (`parts.py`)."""
 
 _walk = lib.delivery_ids_walk
 
@@ -108,9 +107,9 @@ class _Session:
     """By handle."""
     is_ended: bool = False
     """Whether the peer has ended it."""
-    renamed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    renamed: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """Renumbered deliveries without an outcome so far: proton's number → the peer's number and the link's
-    handle."""
+    handle, None once the link is gone."""
 
 
 @dataclass(slots=True)
@@ -180,7 +179,7 @@ class Lenience:
         self._lost = False
         """Whether the stream is malformed and so passes unchanged."""
         self._looked_at = 0
-        """How many transfers that are not plain this `incoming` has looked at."""
+        """What `incoming` has looked at this time, as DECIDED_AT_ONCE counts it."""
 
     # --- in -------------------------------------------------------------------------------------------------
 
@@ -284,6 +283,7 @@ class Lenience:
         head = data[offset : min(end, offset + most)]
         try:
             code, value = _performative(head, frame_bytes)
+            self._looked_at += code != _ATTACH
             if code == _DISPOSITION or code in _COUNTED:  # these are looked at as a whole
                 most = DISPOSITION_BYTES_MAX if code == _DISPOSITION else PERFORMATIVE_BYTES_MAX
                 head = data[offset : min(end, offset + most)]
@@ -400,7 +400,10 @@ class Lenience:
         """Forget a handle whose link ends, or that another link takes."""
         for unfinished in [key for key in session.unfinished if key == handle]:
             self._finish(session, unfinished)
-        self._departed += [(session, number) for number, (_, of) in session.renamed.items() if of == handle]
+        for number, (given, of) in session.renamed.items():
+            if of == handle:  # it has none from now on, so each is noted once
+                session.renamed[number] = given, None
+                self._departed.append((session, number))
 
     def _finish(self, session: _Session, handle: int) -> None:
         del session.unfinished[handle]
@@ -408,7 +411,7 @@ class Lenience:
 
     def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
         """The beginning of a transfer with the number that proton expects; None to leave it unchanged."""
-        self._looked_at += 1
+        self._looked_at += PER_TRANSFER - 1
         transfer = _read_transfer(head, value)
         begun = session.unfinished.get(transfer.handle)
         if begun is not None and (

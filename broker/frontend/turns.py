@@ -270,13 +270,12 @@ class Turns:
             self._renewal_is_due = True
             asyncio.get_running_loop().call_soon(self._renew)
         self._slice_ends = began + SLICE_BESIDE_LIGHT_S
-        # Or else what it is served at once would add up, and all newcomers would come before it one day.
-        self._stands_s = max(self._stands_s, inbox.served_s)
         inbox.is_unfinished = inbox.client.serve(data)
         if inbox.client.waits():
             self.has_light, self._light_until_s = True, began + LIGHT_S
         took = self._worked_s() - began
         self._quick_s += took
+        # What it was served at once before does not count, or all newcomers would come before it one day.
         inbox.served_s = self._stands_s + took
         if inbox.is_unfinished:
             self._list(inbox)

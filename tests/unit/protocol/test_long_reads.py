@@ -9,16 +9,20 @@ from collections.abc import Callable
 
 import pytest
 
+from protocol.codec import UInt
 from protocol.events import Event, MessagesReceived
 from protocol.frames import SEARCHED_AT_ONCE
-from protocol.lenience import DECIDED_AT_ONCE
+from protocol.lenience import DECIDED_AT_ONCE, PER_TRANSFER
 from protocol.push_size import PUSH_BYTES_MAX
+from tests.support import raw_amqp as raw
 from tests.support.engine_frames import transfer
 from tests.support.engine_peer import EnginePeer
 
 _FIELDS = b"\x00\x53\x14\xc0\x07\x06\x43\x40\x40\x40\x40\x41"
 PART = struct.pack(">IBBH", len(_FIELDS) + 8, 2, 0, 0) + _FIELDS
 """The smallest transfer: an empty part of an unfinished delivery on handle 0."""
+FLOW = b"\x00\x80" + bytes(7) + b"\x13" + b"\xc0\x07\x04\x43\x52\x64\x43\x52\x64"
+"""Of a session (§2.7.4), with a descriptor of eight bytes."""
 COUNT = 6_000
 
 
@@ -39,8 +43,27 @@ def test_parts_of_a_delivery(peer: EnginePeer) -> None:
     peer.sender(credit=COUNT)
     data = transfer(0, 0, b"begin", more=True) + PART * COUNT + transfer(0, 0, b"end")
     calls, events = taken(peer, data, lambda: False)
-    assert calls >= COUNT // DECIDED_AT_ONCE
+    assert calls >= COUNT * PER_TRANSFER // DECIDED_AT_ONCE
     assert payloads(events) == [b"beginend"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        raw.frame(raw.DETACH, [UInt(7)], channel=1),  # of a session that has ended
+        struct.pack(">IBBH", 8, 2, 1, 0),  # of a type that does not exist here
+        struct.pack(">IBBH", 8 + len(FLOW), 2, 0, 0) + FLOW,
+    ],
+    ids=["detach", "type 1", "flow with a long descriptor"],
+)
+def test_frames_that_mean_nothing(peer: EnginePeer, frame: bytes) -> None:
+    peer.say(raw.frame(raw.BEGIN, raw.begin_fields(), channel=1))
+    peer.say(raw.frame(raw.END, [], channel=1))
+    peer.sender()
+    peer.hear()
+    calls, events = taken(peer, frame * COUNT + transfer(0, 0, b"last"), lambda: False)
+    assert calls >= COUNT // DECIDED_AT_ONCE
+    assert payloads(events) == [b"last"]
 
 
 def test_batches(peer: EnginePeer) -> None:

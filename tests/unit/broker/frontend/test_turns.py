@@ -495,3 +495,27 @@ async def test_who_has_always_been_served_at_once_waits_for_no_more_than_a_round
                 client.receive(b"a message ")
     round_s = len(crowd) * 10 * light.seconds_per_byte
     assert bench.now_s - began_s <= 4 * round_s, "besides the round, some are served at once in each turn"
+
+
+async def test_who_is_served_at_once_again_and_again_lets_nobody_wait_longer() -> None:
+    """Beside clients that always have much waiting, one that is served at once for as long as it likes."""
+    bench = Bench()
+    heavy = [bench.client(f"heavy {number}", seconds_per_byte=0.1 * MICROSECOND) for number in range(10)]
+    quick = bench.client("quick", seconds_per_byte=10 * MICROSECOND)
+    other = bench.client("other", seconds_per_byte=0.02 * MICROSECOND)
+    message, sent_s = bytes(QUICK_BYTES + 1), 0.0
+    waits_s: list[float] = []
+    while bench.now_s < 6:
+        for client in heavy:
+            while client.is_read and client.inbox.bytes < READ_BYTES:
+                client.receive(bytes(READ_BYTES // 2))
+        if not quick.inbox.is_listed:
+            quick.receive(b"a message ")
+        if sent_s and len(other.data) == len(message) * (len(waits_s) + 1):
+            waits_s.append(bench.now_s - sent_s)
+            sent_s = 0.0
+        elif not sent_s and bench.now_s >= len(waits_s) + 1:
+            sent_s = bench.now_s
+            other.receive(message)
+        await asyncio.sleep(0)
+    assert len(waits_s) >= 4 and max(waits_s) <= 0.05
