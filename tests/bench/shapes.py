@@ -66,6 +66,8 @@ RULES = {
     (PLAIN.name, Measure.P99_RECEIVING): Rule("1", 10, 5),
     (ONE, Measure.P50): Rule("peers", 1.2, 0.9),
 }
+SHARES = 0.5, 0.99, 0.999
+"""Of p50, p99 and p99.9."""
 progress = Console(stderr=True, highlight=False)
 
 
@@ -309,7 +311,7 @@ def _note_percentiles(
     took_ms: Sequence[float],
     measures: tuple[Measure, Measure, Measure] = (Measure.P50, Measure.P99, Measure.P999),
 ) -> None:
-    for measure_of, share in zip(measures, (0.5, 0.99, 0.999), strict=True):
+    for measure_of, share in zip(measures, SHARES, strict=True):
         found.note(row, measure_of, broker, percentile(took_ms, share))
 
 
