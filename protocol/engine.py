@@ -44,7 +44,7 @@ from protocol.lenience import Lenience
 from protocol.link_table import LinkTable, limit_messages
 from protocol.links import Delivery, Link
 from protocol.parts import Parts
-from protocol.plain_reads import IsLate, PlainReads
+from protocol.plain_reads import NEVER, IsLate, PlainReads
 from protocol.proton_values import (
     condition_of,
     delivery_of,
@@ -165,7 +165,7 @@ class Engine:
 
     # --- bytes ----------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, events_max: int = EVENTS_MAX, is_late: IsLate = bool) -> list[Event]:
+    def receive(self, data: bytes, events_max: int = EVENTS_MAX, is_late: IsLate = NEVER) -> list[Event]:
         """Take bytes from the peer; gives the resulting events, in order.
 
         Stops after about `events_max` events, or when `is_late` after a push; frames that cause no events

@@ -79,9 +79,12 @@ HANDLE_MAX_DEFAULT = 2**32 - 1
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
-DECIDED_AT_ONCE, PER_TRANSFER = 512, 4
-"""So many frames that are not plain are looked at, and the others later. A transfer takes as long as four
-others, some 20 µs. An attach does not count: there are no more than links (`parts.py`)."""
+DECIDED_AT_ONCE = 512
+"""So many frames that are not plain are looked at, and the others later."""
+PER_TRANSFER = 4
+"""How many frames a transfer counts as: it takes some 20 µs, and others a quarter."""
+_COUNTS_AS: dict[int | None, int] = {_TRANSFER: PER_TRANSFER, _ATTACH: 0}
+"""How many frames one counts as, if that is not 1. There are no more attaches than links (`parts.py`)."""
 
 _walk = lib.delivery_ids_walk
 
@@ -280,10 +283,11 @@ class Lenience:
         """What replaces the beginning of the frame at `offset`, and the size of that beginning. None leaves
         the frame as it is. Raises _CutOff if too little of it has arrived to tell."""
         end, most, code = offset + frame_bytes, _HEAD_BYTES_MAX, None
+        self._looked_at += 1  # also if it cannot be read
         head = data[offset : min(end, offset + most)]
         try:
             code, value = _performative(head, frame_bytes)
-            self._looked_at += code != _ATTACH
+            self._looked_at += _COUNTS_AS.get(code, 1) - 1
             if code == _DISPOSITION or code in _COUNTED:  # these are looked at as a whole
                 most = DISPOSITION_BYTES_MAX if code == _DISPOSITION else PERFORMATIVE_BYTES_MAX
                 head = data[offset : min(end, offset + most)]
@@ -411,7 +415,6 @@ class Lenience:
 
     def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
         """The beginning of a transfer with the number that proton expects; None to leave it unchanged."""
-        self._looked_at += PER_TRANSFER - 1
         transfer = _read_transfer(head, value)
         begun = session.unfinished.get(transfer.handle)
         if begun is not None and (

@@ -25,6 +25,8 @@ KEPT_BYTES_MAX = 4 * 1024
 
 IsLate = Callable[[], bool]
 """Whether what is being done has taken long enough, and the rest can wait."""
+NEVER: IsLate = bool
+"""`bool()` is False."""
 
 _cast, _POINTER = ffi.cast, ffi.typeof("void *")
 
