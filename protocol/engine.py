@@ -154,6 +154,7 @@ class Engine:
             lib.PN_LINK_REMOTE_OPEN: lambda event: links.attach(lib.pn_event_link(event)),
             lib.PN_LINK_REMOTE_CLOSE: lambda event: links.detach(lib.pn_event_link(event), closed=True),
             lib.PN_LINK_REMOTE_DETACH: lambda event: links.detach(lib.pn_event_link(event), closed=False),
+            lib.PN_LINK_FINAL: lambda event: runs.drop_unwritten(lib.pn_event_link(event)),
             lib.PN_SESSION_REMOTE_OPEN: lambda event: links.begin(lib.pn_event_session(event)),
             lib.PN_SESSION_REMOTE_CLOSE: lambda event: links.end(lib.pn_event_session(event)),
             lib.PN_CONNECTION_REMOTE_OPEN: self._on_open,

@@ -37,6 +37,9 @@ _trim_all = lib.deliveries_trim_all
 forget = lib.deliveries_forget
 """Free what proton keeps of the peer's state of a delivery, and the memory of its payload if nothing of that
 is left."""
+drop_unwritten = lib.runs_drop_unwritten
+"""Drop what is unwritten of the messages sent on a link, settled or not, whole or in part. Only for a link on
+which proton writes nothing any more: it frees them, but goes on counting their bytes."""
 _new, _unpack, _from_buffer, _cast = ffi.new, ffi.unpack, ffi.from_buffer, ffi.cast
 _run = _new("run_t *")
 _messages = _new("messages_t *")
@@ -125,16 +128,37 @@ def _layout_of_links_is_known(proton_ffi: Any, proton: Any) -> bool:
         delivery = proton.pn_delivery(link, tag[0])
         proton.pn_link_send(link, b"message", 7)
         proton.pn_link_advance(link)
-        counts = proton.pn_link_unsettled(link), proton.pn_link_credit(link), proton.pn_link_queued(link)
-        known = known and lib.sessions_queues_are_known(link, *counts) and counts[2] == 1
+        queues = _queues_of(proton, session, link)
+        known = known and lib.sessions_queues_are_known(link, delivery, queues) and queues.queued == 1
         known = known and not lib.deliveries_is_begun(delivery)
         proton.pn_transport_pending(transport)
         known = known and lib.deliveries_is_begun(delivery)
+        for _ in range(2):
+            proton.pn_delivery(link, tag[0])
+            proton.pn_link_send(link, b"message", 7)
+            proton.pn_link_advance(link)
+        known = known and _queues_of(proton, session, link).bytes == 14
+        if known:
+            lib.runs_drop_unwritten(link)
+            known = _queues_of(proton, session, link).bytes == 0
     proton.pn_transport_unbind(transport)
     proton.pn_connection_release(connection)
     proton.pn_decref(connection)
     proton.pn_decref(transport)
     return known
+
+
+def _queues_of(proton: Any, session: Any, link: Any) -> Any:
+    """What proton says of a sender's link, and of the bytes that wait in its session."""
+    return _new(
+        "queues_t *",
+        {
+            "unsettled": proton.pn_link_unsettled(link),
+            "bytes": proton.pn_session_outgoing_bytes(session),
+            "credit": proton.pn_link_credit(link),
+            "queued": proton.pn_link_queued(link),
+        },
+    )
 
 
 def address_of(pointer: Any) -> int:

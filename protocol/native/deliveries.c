@@ -101,6 +101,17 @@ bool deliveries_trim(void *delivery) {
     return true;
 }
 
+size_t deliveries_drop_all(void *first) {
+    size_t dropped = 0;
+    for (delivery_t *delivery = first; delivery; delivery = delivery->unsettled_next) {
+        buffer_t *bytes = delivery->bytes;
+        dropped += bytes->size;
+        bytes->size = bytes->start = 0;
+        deliveries_trim(delivery);
+    }
+    return dropped;
+}
+
 void deliveries_forget(void *delivery) {
     disposition_t *state = &((delivery_t *)delivery)->remote;
     release_raw(&state->condition.info_raw);

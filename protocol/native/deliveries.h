@@ -23,8 +23,12 @@ bool deliveries_is_begun(void *delivery);
    written yet. */
 bool deliveries_trim(void *delivery);
 
-/* The same, and free what proton keeps of the peer's state, except for its type and flags. Call this when the
-   event has been handled. */
+/* Drop what is left of the payloads of a link's deliveries, of which this is the first; returns the size of
+   all of that. */
+size_t deliveries_drop_all(void *first);
+
+/* `deliveries_trim`, and free what proton keeps of the peer's state, except for its type and flags. Call this
+   when the event has been handled. */
 void deliveries_forget(void *delivery);
 
 /* `deliveries_trim` for many. Moves those with a payload left to the front, and returns their number. */

@@ -44,6 +44,7 @@ typedef struct {
     _(link_max_message_size, uint64_t, (void *))               \
     _(link_is_receiver, bool, (void *))                        \
     _(link_current, void *, (void *))                          \
+    _(link_queued, int, (void *))                              \
     _(link_recv, ssize_t, (void *, char *, size_t))            \
     _(link_send, ssize_t, (void *, const char *, size_t))      \
     _(link_advance, bool, (void *))                            \
@@ -218,6 +219,11 @@ size_t runs_take_back(void **deliveries, size_t count) {
             deliveries[taken++] = deliveries[i];
         }
     return taken;
+}
+
+void runs_drop_unwritten(void *link) {
+    if (!pn.link_is_receiver(link) && pn.link_queued(link))
+        sessions_uncount(link, deliveries_drop_all(sessions_first_delivery(link)));
 }
 
 size_t runs_push(void *transport, const char *bytes, size_t size) {

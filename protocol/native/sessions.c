@@ -8,7 +8,7 @@
 
    None of its functions tells, so this file relies on the layouts of a session and a link. At the start of
    each process, `sessions_are_known` and the two functions after it check them against proton. Nothing is
-   written, except by `sessions_unqueue`. */
+   written, except by `sessions_unqueue` and `sessions_uncount`. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,6 +46,9 @@ typedef struct {
         bool incoming_init, disposition, disposition_settled, disposition_type;
     } state;
     void *connection, *links, *freed, *context;
+    size_t incoming_capacity;
+    uint32_t local_handle_max;
+    int32_t incoming_bytes, outgoing_bytes;
 } session_t; /* pn_session_t */
 
 typedef struct {
@@ -109,9 +112,11 @@ bool sessions_links_are_known(void *session, void *link, bool is_written, const 
            known_link->state.delivery_count == 0 && known_link->state.credit == peer->credit;
 }
 
-bool sessions_queues_are_known(void *link, size_t unsettled, int32_t credit, int32_t queued) {
+bool sessions_queues_are_known(void *link, void *first, const queues_t *queues) {
     const link_t *known = link;
-    return known->unsettled_count == unsettled && known->credit == credit && known->queued == queued;
+    return known->unsettled_head == first && known->unsettled_count == queues->unsettled &&
+           known->credit == queues->credit && known->queued == queues->queued &&
+           (size_t)known->session->outgoing_bytes == queues->bytes;
 }
 
 session_deliveries_t *sessions_deliveries(void *session) {
@@ -130,5 +135,11 @@ size_t sessions_credit(void *link) {
 }
 
 void sessions_unqueue(void *link, size_t count) { ((link_t *)link)->queued -= (int32_t)count; }
+
+void sessions_uncount(void *link, size_t bytes) {
+    ((link_t *)link)->session->outgoing_bytes -= (int32_t)bytes;
+}
+
+void *sessions_first_delivery(void *link) { return ((link_t *)link)->unsettled_head; }
 
 uint16_t sessions_channel(void *session) { return ((session_t *)session)->state.remote_channel; }

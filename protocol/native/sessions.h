@@ -34,9 +34,14 @@ typedef struct {
    begin and attach are written, or after that. */
 bool sessions_links_are_known(void *session, void *link, bool is_written, const peer_t *peer);
 
-/* The same for what `sessions_unqueue` changes, on a sender's link. The other arguments are what proton's own
-   functions return for it. */
-bool sessions_queues_are_known(void *link, size_t unsettled, int32_t credit, int32_t queued);
+/* What proton's own functions return for a sender's link, and for the bytes that wait in its session. */
+typedef struct {
+    size_t unsettled, bytes;
+    int32_t credit, queued;
+} queues_t;
+
+/* The same for what `sessions_unqueue` and `sessions_uncount` change, and for the link's first delivery. */
+bool sessions_queues_are_known(void *link, void *first, const queues_t *queues);
 
 /* The deliveries of a session. They are there as long as it is. */
 session_deliveries_t *sessions_deliveries(void *session);
@@ -52,6 +57,13 @@ size_t sessions_credit(void *link);
 /* So many messages that were sent on a link, of which none was written, never will be. Proton counts them as
    queued, and would wait for them before it writes our detach. */
 void sessions_unqueue(void *link, size_t count);
+
+/* So many bytes that were sent on a link never will be written. Proton counts them as waiting in the
+   session. */
+void sessions_uncount(void *link, size_t bytes);
+
+/* The oldest delivery of a link that proton knows, whether it is settled or not; null if there is none. */
+void *sessions_first_delivery(void *link);
 
 /* The peer's channel for a session, if it has one. */
 uint16_t sessions_channel(void *session);
