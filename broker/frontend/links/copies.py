@@ -14,6 +14,7 @@ from broker.namespace.entity import Entity
 from broker.refusal_wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
 from protocol.links import SETTLED, Delivery, Link
+from protocol.unwritten import take_back
 
 
 class CopyLink(ABC):
@@ -24,7 +25,8 @@ class CopyLink(ABC):
     def __init__(self, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
         self.link, self.queue, self.subqueue, self.paths = link, queue, address.subqueue, (address.path,)
         self._connection, self._engine = connection, connection.engine
-        self._unsettled: set[Delivery] = set()
+        self._unsettled: dict[Delivery, None] = {}
+        """Oldest first."""
         self._tags = 0
         self._watch = ReceiveWatch(connection, link, queue, self.subqueue)
         self._gate = None if queue.throttle is None else queue.throttle.gate(self._resumed, self._refuse)
@@ -67,7 +69,7 @@ class CopyLink(ABC):
         deliveries = self._engine.send(self.link, tags, [b""] * len(messages), settled, messages)
         services = self._connection.services
         if not settled:
-            self._unsettled.update(deliveries)
+            self._unsettled.update(dict.fromkeys(deliveries))
             services.memory.deliver(len(messages))
         self.queue.note_access(self.subqueue, services.clock.now_ms())
         self._connection.sent(sum(map(len, messages)))
@@ -87,7 +89,8 @@ class CopyLink(ABC):
         """Answer the client's outcomes (§2.7.6) with the same outcomes; they change nothing."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
         before = len(self._unsettled)
-        self._unsettled.difference_update(known)  # an event may name a delivery twice
+        for delivery in known:
+            self._unsettled.pop(delivery, None)  # an event may name one twice
         self._connection.services.memory.settled(before - len(self._unsettled))
         if event.transaction is not None:
             self._connection.transactions.fail(event.transaction.txn_id, no_transactions())
@@ -103,9 +106,10 @@ class CopyLink(ABC):
         self.credit_granted()  # the bound on unsettled deliveries may have held messages back
 
     def detached(self) -> None:
-        """The link is gone."""
+        """The link is gone. What its session's window has held back is not shown any more."""
         self._watch.end()
         if self._gate is not None:
             self._gate.end()
+        take_back(self.link, reversed(self._unsettled))
         self._connection.services.memory.settled(len(self._unsettled))
         self._unsettled.clear()

@@ -311,8 +311,8 @@ class ManagementNode:
             raise
         in_order = [messages[number] for number in dict.fromkeys(numbers) if number in messages]
         response = ok({"messages": in_order})
-        if mode == PEEK_LOCK:  # removed messages are lost with their response, as with any receive-and-delete
-            response.unsent = lambda: release(held)
+        # Removed messages are lost with their response, as with any receive-and-delete.
+        response.unsent = (lambda: release(held)) if mode == PEEK_LOCK else None
         return response
 
     async def _prepared(self, held: Held, *, peek_lock: bool) -> dict[int, dict[str, Any]]:

@@ -27,6 +27,7 @@ from protocol.events import (
     Outcome,
 )
 from protocol.links import SETTLED, Delivery, Link
+from protocol.unwritten import take_back
 from protocol.values import VALUES_MAX, count_values
 
 REQUEST_CREDIT = 100
@@ -64,6 +65,10 @@ class Request:
     """The transaction that it is part of."""
 
 
+def _give_nothing_back() -> None:
+    """Do nothing: the response holds no messages."""
+
+
 @dataclass(slots=True)
 class Response:
     """The response to a request."""
@@ -71,8 +76,9 @@ class Response:
     properties: dict[str, Any] = field(default_factory=dict)
     """Application properties, including the status."""
     body: Any = None
-    unsent: Callable[[], None] | None = None
-    """Called if the response is never sent, so that messages it holds can be given back."""
+    unsent: Callable[[], None] | None = _give_nothing_back
+    """Called if the response is never sent, so that messages it holds can be given back. None if they were
+    removed for it: as nobody else can get them, it goes out as far as the session's window permits."""
 
 
 class Handler(Protocol):
@@ -303,8 +309,9 @@ class ResponseLink:
         self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._waiting_bytes = 0
         self._tags = 0
-        self._unsettled: dict[Delivery, int] = {}
-        """Sizes of responses that were sent but not settled, oldest first."""
+        self._unsettled: dict[Delivery, tuple[int, Callable[[], None] | None]] = {}
+        """Responses that were sent but not settled, oldest first: the size of each, and what to call if it is
+        taken back."""
         self._unsettled_bytes = 0
         self.page = asyncio.Semaphore(1)
         """Held while a request with a large response is served."""
@@ -411,14 +418,14 @@ class ResponseLink:
         while self._waiting and engine.credit(self.link) > 0:
             if not connection.room_for(self):
                 return
-            payload, _ = self._waiting.popleft()
+            payload, unsent = self._waiting.popleft()
             self._count(-len(payload))
             self._tags += 1
             (delivery,) = engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled) or (
                 None,
             )
             if delivery is not None and not settled:
-                self._unsettled[delivery] = len(payload)
+                self._unsettled[delivery] = len(payload), unsent
                 self._unsettled_bytes += len(payload)
             connection.sent(len(payload))
         if engine.draining(self.link) and engine.credit(self.link) > 0:
@@ -433,23 +440,25 @@ class ResponseLink:
         engine = self._connection.engine
         while self._unsettled_bytes > UNSETTLED_BYTES_MAX and not engine.unsent_bytes(self.link):
             delivery = next(iter(self._unsettled))
-            self._unsettled_bytes -= self._unsettled.pop(delivery)
+            self._unsettled_bytes -= self._unsettled.pop(delivery)[0]
             engine.settle([delivery], Outcome.ACCEPTED)
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """Settle responses that the client has settled; nothing else depends on it."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
-        self._unsettled_bytes -= sum(map(self._unsettled.pop, known))
+        self._unsettled_bytes -= sum(self._unsettled.pop(delivery)[0] for delivery in known)
         self._connection.engine.settle(known, event.outcome)
         self._connection.flush_soon()
 
     def detached(self) -> None:
-        """Drop the waiting responses: the link is gone."""
+        """Drop the waiting responses, and those that the session's window has held back: the link is gone."""
         self._changed.set()
-        self._unsettled.clear()
-        for _, unsent in self._waiting:
+        returnable = [each for each, (_, unsent) in self._unsettled.items() if unsent is not None]
+        taken = take_back(self.link, reversed(returnable))
+        for _, unsent in (*map(self._unsettled.__getitem__, taken), *self._waiting):
             if unsent is not None:
                 unsent()
+        self._unsettled.clear()
         self._waiting.clear()
         self._count(-self._waiting_bytes)
         self._node.leave(self)

@@ -127,3 +127,49 @@ async def test_a_later_link_gets_its_messages(
     client.say(flow(1, 3, 1_000, received))
     assert len(tags_of(await client.hear())) == 3
     assert engine.unsent_bytes_of_all() == 0
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_a_client_hears_at_once_that_its_link_is_closed(use: Use, unsent: list[None]) -> None:
+    """Although its window is shut. Symptom: except for receivers, it heard when it had opened the window for
+    everything."""
+    client = await LinkStack(1).connect(window=0)
+    await use(client, 0, False)
+    await client.hear()
+    (link,) = (link for link in client.connection.engine.links() if link.name == "receiver-0")
+    client.connection.close_link(link, Refused(Reason.UNAUTHORIZED, "The claim has expired."))
+    assert [frame.code for frame in await client.hear()] == [raw.DETACH]
+    client.say(flow(0, 1, 1_000))
+    assert await client.hear() == []
+
+
+@pytest.mark.parametrize(("window", "given_back"), [(0, 1), (2, 0), (1_000, 0)])
+async def test_a_response_that_was_never_written_is_given_back(
+    window: int, given_back: int, unsent: list[None]
+) -> None:
+    client = await LinkStack(1).connect(window=window)
+    await ask(client, window, False)
+    await client.hear()
+    assert not unsent
+    client.detach(0)
+    assert len(unsent) == given_back
+
+
+async def test_a_response_with_messages_that_were_removed_for_it_goes_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody else can get them."""
+
+    async def respond(node: ManagementNode, request: Request) -> Response:
+        return Response({"statusCode": 200}, BODY, None)
+
+    monkeypatch.setattr(ManagementNode, "respond", respond)
+    client = await LinkStack(1).connect(window=0)
+    await ask(client, 0, False)
+    await client.hear()
+    (link,) = (link for link in client.connection.engine.links() if link.name == "receiver-0")
+    client.connection.close_link(link, Refused(Reason.UNAUTHORIZED, "The claim has expired."))
+    assert await client.hear() == []
+    client.say(flow(0, 1, 1_000))
+    codes = [frame.code for frame in await client.hear()]
+    assert set(codes[:-1]) == {raw.TRANSFER} and codes[-1] == raw.DETACH

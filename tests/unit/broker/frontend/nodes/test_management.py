@@ -209,6 +209,7 @@ async def test_what_was_removed_is_given_out_though_the_lock_of_another_one_was_
     }
     response = await work.ask("receive-by-sequence-number", numbers_of(messages, 0), answers)
     assert shown(response) == [messages.sequence_numbers[0], messages.sequence_numbers[2]]
+    assert response.unsent is None, "nobody else can get them"
     all_lost: Answers = {
         **answers,
         Complete: lambda _, each: Settled(each.cookie, dict.fromkeys(range(3), Reason.LOCK_LOST)),
