@@ -445,7 +445,8 @@ class ResponseLink:
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """Settle responses that the client has settled; nothing else depends on it."""
-        known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
+        # An event may name a delivery twice.
+        known = [each for each in dict.fromkeys(event.deliveries) if each in self._unsettled]
         self._unsettled_bytes -= sum(self._unsettled.pop(delivery)[0] for delivery in known)
         self._connection.engine.settle(known, event.outcome)
         self._connection.flush_soon()

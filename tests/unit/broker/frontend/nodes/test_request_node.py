@@ -173,6 +173,41 @@ async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
     assert len(await client.heard(raw.TRANSFER)) == 1
 
 
+async def test_a_response_that_is_settled_twice_in_one_read_is_settled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: the client's connection ended."""
+
+    async def respond(node: ManagementNode, request: Request) -> Response:
+        return Response({"statusCode": 200})
+
+    monkeypatch.setattr(ManagementNode, "respond", respond)
+    client = await LinkStack(1).connect()
+    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
+    fields = raw.receiver_attach(1, "queue/$management")
+    fields[6] = Described(ULong(raw.TARGET), ["reply"])
+    client.say(raw.frame(raw.ATTACH, fields), raw.frame(raw.FLOW, raw.flow_fields(1, 0, 10)))
+
+    async def ask(number: int) -> None:
+        request = sections((0x73, [str(number), None, None, None, "reply"]), (0x74, {"operation": "x"}))
+        client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
+        await turn()
+
+    for number in range(2):
+        await ask(number)
+    first, second = [each.field(1) for each in await client.heard(raw.TRANSFER)]
+    accepted = raw.outcome(raw.ACCEPTED)
+    client.say(
+        *[
+            raw.frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, each, each, False, accepted))
+            for each in (first, second, first)
+        ]
+    )
+    await turn()
+    await ask(2)
+    assert len(await client.heard(raw.TRANSFER)) == 1
+
+
 @pytest.mark.parametrize("window", [1, 2, 3, 10])
 async def test_the_drains_of_links_that_share_a_window_are_answered_behind_their_responses(
     window: int, monkeypatch: pytest.MonkeyPatch
