@@ -178,6 +178,7 @@ class ChunkedTable(Generic[V]):
         chunk = self._chunks.get(place)
         if chunk is None:
             chunk = self._chunks[place] = {}
+            untrack([chunk])  # from Python 3.14 on, every dictionary is tracked when it is made
         return chunk
 
     def _shrink(self, place: int) -> None:
@@ -186,4 +187,5 @@ class ChunkedTable(Generic[V]):
         if not chunk:
             del self._chunks[place]
         elif sys.getsizeof(chunk) > _BYTES_MIN + _BYTES_EACH * len(chunk):
-            self._chunks[place] = dict(chunk)
+            smaller = self._chunks[place] = dict(chunk)
+            untrack([smaller])

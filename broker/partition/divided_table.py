@@ -36,7 +36,7 @@ class DividedTable(Generic[K, V]):
         """One, or PARTS of them. The lower bits of a key's hash choose its part."""
         self.count = 0
         """As `len`, for what happens with each operation: reading it calls no code."""
-        untrack([self, self._parts])
+        untrack([self, self._parts, *self._parts])
 
     # --- looking --------------------------------------------------------------------------------------------
 
@@ -122,15 +122,16 @@ class DividedTable(Generic[K, V]):
         parts: list[dict[K, V]] = [{} for _ in range(PARTS)]
         for key, value in whole.items():
             parts[hash(key) & PARTS - 1][key] = value
-        untrack([parts])
+        untrack([parts, *parts])  # from Python 3.14 on, every dictionary is tracked when it is made
         self._parts = parts
 
     def _shrink(self, place: int) -> None:
         """Free the room of entries that have gone."""
         if not self.count:
             self._parts = [{}]  # not the same list, which a walk may be on
-            untrack([self._parts])
+            untrack([self._parts, *self._parts])
             return
         part = self._parts[place]
         if sys.getsizeof(part) > _BYTES_MIN + _BYTES_EACH * len(part):
-            self._parts[place] = dict(part)
+            smaller = self._parts[place] = dict(part)
+            untrack([smaller])
