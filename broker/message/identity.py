@@ -16,6 +16,7 @@ from hashlib import blake2b
 from uuid import UUID
 
 from broker.message.stored import bare_message_offset
+from protocol.sections import section_at
 
 IDENTITY_BYTES = 15
 _LIST8 = 0xC0
@@ -23,7 +24,7 @@ _LIST8 = 0xC0
 
 def id_text(stored: bytes) -> bytes:
     """The message-id of a stored message as text in UTF-8. Every stored message has one."""
-    constructor = bare_message_offset(stored) + 3
+    _, constructor = section_at(stored, bare_message_offset(stored))  # the properties
     at = constructor + (3 if stored[constructor] == _LIST8 else 9)  # the list's size and count come first
     match stored[at]:
         case 0xA1:

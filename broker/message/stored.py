@@ -51,6 +51,7 @@ from protocol.sections import (
     fields,
     find_sections,
     pairs,
+    section_at,
     text_bytes,
 )
 
@@ -167,8 +168,8 @@ def message_id(stored: bytes) -> bytes:
 
     Walks the message.
     """
-    begin = bare_message_offset(stored)
-    places = fields(stored, begin + 3, section_end(stored, begin + 3), FIELDS_MAX[PROPERTIES])
+    _, value = section_at(stored, bare_message_offset(stored))
+    places = fields(stored, value, section_end(stored, value), FIELDS_MAX[PROPERTIES])
     return stored[places[0] : places[1]]
 
 

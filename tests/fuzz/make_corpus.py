@@ -211,6 +211,19 @@ def messages() -> dict[str, bytes]:
         application={"a": 1, "b": "text"},
         body=[b"x" * 300],
     )
+    spelled = b"".join(
+        (
+            b"\x00\x80" + struct.pack(">Q", 0x72) + encode({Symbol("x-opt-partition-key"): "key"}),
+            b"\x00" + encode(Symbol("amqp:properties:list")) + encode(["id", b"user"]),
+            b"\x00" + encode(Symbol("amqp:data:binary")) + b"\xa0\x01x",
+        )
+    )
+    sent_on = message(  # the Python client sends the text of received messages as binary
+        annotations={"x-opt-sequence-number": 7, "x-opt-partition-key": b"key", "own": 1},
+        properties=["id", *[None] * 9, "key"],
+        application={"a": 1},
+    )
+    own = {Symbol("hop"): 7, Symbol("x-opt-lock-token"): 1, Symbol("b"): None, ULong(5): [1]}
     return {
         "bare": message(),
         "keyed": keyed,
@@ -220,6 +233,9 @@ def messages() -> dict[str, bytes]:
         "sequence": section(0x76, [1]) + section(0x76, [2]),
         "long_descriptors": b"\x00\x80" + struct.pack(">Q", 0x75) + b"\xa0\x01x",
         "symbolic": b"\x00" + encode(Symbol("amqp:data:binary")) + b"\xa0\x01x",
+        "spelled": spelled,
+        "own_delivery_annotations": section(0x71, own) + sent_on,
+        "sent_on": sent_on + section(0x71, {Symbol("x-opt-lock-token"): uuid.UUID(int=7)}),
         "cut_in_a_size": b"\x00\x53\x75\xb0",
         "footer": message() + section(0x78, {Symbol("f"): 1}),
         "batch": message(properties=["envelope"], body=[message(), keyed]),

@@ -8,11 +8,12 @@ from uuid import UUID
 import pytest
 
 from broker.message.identity import IDENTITY_BYTES, id_text, identities, key_text
-from broker.message.stored import MessageIds, store
-from protocol.codec import ULong
+from broker.message.stored import HEAD, MessageIds, message_id, store
+from protocol.codec import Symbol, ULong, encode
 from tests.support.amqp_messages import message
 
 SOME = UUID("550E8400-e29b-41d4-a716-446655440000")
+PROPERTIES_NAME = "amqp:properties:list"
 STR32 = b"\x00\x53\x73\xc0\x08\x01\xb1\x00\x00\x00\x02id\x00\x53\x75\xa0\x01x"
 
 
@@ -47,6 +48,15 @@ def test_short_and_long_strings_are_the_same_and_so_are_short_and_long_property_
     assert id_text(stored("id", session="s" * 100)) == id_text(stored("id")) == b"id"
     long = message(properties=["id", b"u" * 300], body=[b"x"])
     assert id_text(store(long, MessageIds()).data) == b"id"
+
+
+@pytest.mark.parametrize("descriptor", [b"\x80" + (0x73).to_bytes(8, "big"), encode(Symbol(PROPERTIES_NAME))])
+def test_an_id_is_found_however_the_descriptor_of_the_properties_is_spelled(descriptor: bytes) -> None:
+    spelled = b"\0" + descriptor + stored("order-1")[HEAD.size + 3 :]
+    data = store(spelled, MessageIds()).data
+    assert data[HEAD.size :] == spelled, "the bare message is kept as it came"
+    assert id_text(data) == b"order-1" and message_id(data) == encode("order-1")
+    assert identities("a", [data], [None]) == [identity("order-1")]
 
 
 def test_an_id_that_is_no_text_places_its_message_all_the_same() -> None:

@@ -62,6 +62,18 @@ async def test_where_duplicates_are_detected_messages_go_by_their_ids_with_their
         assert number == router.number_of(each.decode()) and len(own) == IDENTITY_BYTES
 
 
+async def test_an_id_counts_however_the_descriptor_of_its_section_is_spelled() -> None:
+    stack, client = await detecting()
+    (plain,) = named("one")
+    assert plain.startswith(b"\0\x53")
+    for number, payload in enumerate((plain, b"\0\x80" + bytes(7) + plain[2:])):
+        client.transfer(0, number, payload)
+    assert await outcomes(client) == [], "nothing is refused"
+    sent = [send for part in stack.parts for send in part.take_all(Send)]
+    first, second = [own for send in sent for own in send.identities or ()]
+    assert first == second
+
+
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_a_batch_of_several_partitions_has_its_outcome_when_all_have_answered(refuses: bool) -> None:
     stack, client = await detecting()
