@@ -3,7 +3,7 @@
 
 from setuptools import Extension, setup
 
-SLOTS = "broker/native/slots.h"
+SLOTS, SECTIONS = "broker/native/slots.h", "protocol/native/sections.h"
 
 
 def walking_values(name: str, source: str, *headers: str) -> Extension:
@@ -16,7 +16,7 @@ setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
         Extension("protocol._spans", ["protocol/native/spans.c"]),
-        walking_values("protocol._sections", "protocol/native/sections.c"),
+        walking_values("protocol._sections", "protocol/native/sections.c", SECTIONS),
         Extension(
             "protocol._exchange",
             ["protocol/native/exchange.c"],
@@ -28,7 +28,7 @@ setup(
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
         walking_values("broker.partition._references", "broker/native/references.c", SLOTS),
         Extension("broker.partition._new_references", ["broker/native/new_references.c"], depends=[SLOTS]),
-        walking_values("broker.message._stored", "broker/native/stored.c"),
+        walking_values("broker.message._stored", "broker/native/stored.c", SECTIONS),
         walking_values("broker.message._changes", "broker/native/changes.c"),
         Extension("broker.namespace._placing", ["broker/native/placing.c"]),
         walking_values("broker.message._annotations", "broker/native/annotations.c"),

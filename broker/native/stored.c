@@ -12,21 +12,16 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "sections.h"
 #include "values.h"
 
-/* sections (AMQP 1.0, 3.2), by descriptor from 0x70 on */
 enum {
-    HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE,
-    VALUE, FOOTER, SECTIONS
-};
-enum {
-    HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, HAS_TIME_TO_LIVE = 2,
-    KEY_CHARACTERS_MAX = 128,
-    /* PROPERTY_BYTES_MAX in Python: below this total, no property can be too large */
-    METADATA_BYTES_MAX = 32768,
+    HEAD_BYTES = 12, DELIVERY_HEAD_BYTES = 4, VERSION = 1, VERSION_WITH_DELIVERY_ANNOTATIONS = 2,
+    HAS_PRIORITY = 1, HAS_TIME_TO_LIVE = 2,
+    KEY_CHARACTERS_MAX = 128, METADATA_BYTES_MAX = 65536, PROPERTY_BYTES_MAX = 32768, SECTIONS_MAX = 16384,
     HEADER_FIELDS_MAX = 5, PROPERTIES_FIELDS_MAX = 13, GROUP_ID = 10,
-    REPEATED_MAX = 1024, /* data and sequence sections of one message; Python's limit is higher */
     PIECES_MAX = 16, /* pieces of a sender's annotations once those reserved for the broker are cut out */
+    BINARIES_MAX = 4, /* keys in binary; messages without repeated keys have two at most */
     NULL_VALUE = 0x40
 };
 
@@ -36,13 +31,18 @@ typedef struct {
 } text_t;
 
 typedef struct {
+    size_t pairs, bytes, pieces; /* `pieces` counts those of annotations that were read before, too */
+} kept_t;
+
+typedef struct {
     const uint8_t *bytes;
-    size_t size;
-    size_t begins[SECTIONS], values[SECTIONS], ends[SECTIONS]; /* as in protocol/sections.py */
+    size_t size, metadata_bytes;
+    sections_t sections;
     uint8_t flags, priority;
     uint32_t ttl_ms;
-    size_t annotation_pairs, annotation_bytes, pieces;
+    kept_t annotations, delivery_annotations; /* what is kept of them */
     size_t piece_begins[PIECES_MAX], piece_ends[PIECES_MAX];
+    size_t binaries, binary_keys[BINARIES_MAX]; /* places of keys in binary, in what is kept */
     bool is_scheduled, has_id;
     int64_t scheduled_ms;
     /* of the properties: their number, and the extent of those after the message-id */
@@ -64,80 +64,67 @@ static bool is_string(uint8_t constructor)
     return constructor == 0xA1 || constructor == 0xB1;
 }
 
-/* The string at `at` as a key; null, without an exception, if it is not a valid key. */
+/* The text from `begin` to `end`; null, without an exception, if it is not UTF-8. */
+static PyObject *decode_text(const uint8_t *bytes, size_t begin, size_t end)
+{
+    PyObject *decoded =
+        PyUnicode_DecodeUTF8((const char *)bytes + begin, (Py_ssize_t)(end - begin), "strict");
+    if (!decoded && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
+    return decoded;
+}
+
+static bool is_ascii(const uint8_t *bytes, size_t begin, size_t end)
+{
+    while (begin < end && bytes[begin] < 0x80) begin++;
+    return begin == end;
+}
+
+static bool is_text(const uint8_t *bytes, size_t begin, size_t end)
+{
+    if (is_ascii(bytes, begin, end)) return true;
+    PyObject *decoded = decode_text(bytes, begin, end);
+    Py_XDECREF(decoded);
+    return decoded;
+}
+
+/* The string or binary at `at` as a key; null, without an exception, if it is not a valid key. */
 static PyObject *key_at(const uint8_t *bytes, size_t at, size_t end)
 {
-    text_t key;
-    if (!is_string(bytes[at]) || !text(bytes, at, end, &key)) return NULL;
-    PyObject *decoded =
-        PyUnicode_DecodeUTF8((const char *)bytes + key.begin, (Py_ssize_t)(key.end - key.begin), "strict");
-    if (!decoded) {
-        if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
-        return NULL;
-    }
-    if (PyUnicode_GET_LENGTH(decoded) > KEY_CHARACTERS_MAX) {
-        Py_DECREF(decoded);
-        return NULL;
-    }
+    PyObject *decoded = decode_text(bytes, at + (bytes[at] < 0xB0 ? 2 : 5), end);
+    if (decoded && PyUnicode_GET_LENGTH(decoded) > KEY_CHARACTERS_MAX) Py_CLEAR(decoded);
     return decoded;
 }
 
 /* --- sections ------------------------------------------------------------------------------------------- */
 
-static bool is_legal(int section, uint8_t constructor)
-{
-    switch (section) {
-    case HEADER: case PROPERTIES: case SEQUENCE:
-        return constructor == 0x45 || constructor == 0xC0 || constructor == 0xD0;
-    case DATA:
-        return constructor == 0xA0 || constructor == 0xB0;
-    case VALUE:
-        return constructor == 0x00 || constructor >= 0x40;
-    default:
-        return constructor == 0xC1 || constructor == 0xD1;
-    }
-}
-
-static bool find_sections(message_t *message)
-{
-    const uint8_t *bytes = message->bytes;
-    size_t at = 0, size = message->size;
-    unsigned repeated = 0;
-    while (at < size) {
-        if (size - at < 4 || bytes[at] != 0x00 || bytes[at + 1] != 0x53) return false;
-        int section = bytes[at + 2] - 0x70;
-        if (section < HEADER || section > FOOTER || !is_legal(section, bytes[at + 3])) return false;
-        size_t end = skip(bytes, at + 3, size);
-        if (!end) return false;
-        if (!message->ends[section]) {
-            message->begins[section] = at;
-            message->values[section] = at + 3;
-        } else if (message->ends[section] != at || (section != DATA && section != SEQUENCE) ||
-                   ++repeated > REPEATED_MAX) {
-            return false;
-        }
-        message->ends[section] = at = end;
-    }
-    const size_t *ends = message->ends;
-    return !ends[DATA] + !ends[SEQUENCE] + !ends[VALUE] >= 2; /* the body has sections of one kind only */
-}
-
 static size_t extent(const message_t *message, int section)
 {
-    return message->ends[section] - message->begins[section];
+    return message->sections.ends[section] - message->sections.begins[section];
 }
 
 static size_t value_bytes(const message_t *message, int section)
 {
-    return message->ends[section] - message->values[section];
+    return message->sections.ends[section] - message->sections.values[section];
+}
+
+static bool has(const message_t *message, int section)
+{
+    return message->sections.ends[section];
+}
+
+/* Count the elements of a section, and set `at` to the first one and `end` behind the last. False if it is
+   cut off. */
+static bool enter(const message_t *message, int section, size_t *count, size_t *at, size_t *end)
+{
+    *end = message->sections.ends[section];
+    return elements(message->bytes, message->sections.values[section], *end, count, at);
 }
 
 static bool read_header(message_t *message)
 {
     const uint8_t *bytes = message->bytes;
-    size_t count, at, end = message->ends[HEADER];
-    if (!elements(bytes, message->values[HEADER], end, &count, &at) || count > HEADER_FIELDS_MAX)
-        return false;
+    size_t count, at, end;
+    if (!enter(message, HEADER, &count, &at, &end) || count > HEADER_FIELDS_MAX) return false;
     for (size_t number = 0; number < count; number++) {
         size_t behind = skip(bytes, at, end);
         if (!behind) return false;
@@ -177,41 +164,57 @@ static bool is_brokers(const text_t *key)
     return false;
 }
 
-static bool add_piece(message_t *message, size_t begin, size_t end)
+/* Keep the bytes from `begin` to `end`, a piece of some annotations. */
+static bool keep(message_t *message, kept_t *kept, size_t begin, size_t end)
 {
     if (begin == end) return true;
-    if (message->pieces == PIECES_MAX) return false;
-    message->piece_begins[message->pieces] = begin;
-    message->piece_ends[message->pieces++] = end;
-    message->annotation_bytes += end - begin;
+    if (kept->pieces == PIECES_MAX) return false;
+    message->piece_begins[kept->pieces] = begin;
+    message->piece_ends[kept->pieces++] = end;
+    kept->bytes += end - begin;
     return true;
+}
+
+/* The value at `at` of an annotation that is a key; null, without an exception, if it is not a valid key.
+   `place` is where the value will be in the annotations that are kept. A key in binary becomes a string, for
+   the Python client sends it so in a message that it has received; their codes differ in the last bit. */
+static PyObject *annotated_key(message_t *message, size_t at, size_t end, size_t place)
+{
+    uint8_t constructor = message->bytes[at];
+    if (!is_string(constructor | 1)) return NULL;
+    if (!is_string(constructor)) {
+        if (message->binaries == BINARIES_MAX) return NULL;
+        message->binary_keys[message->binaries++] = place;
+    }
+    return key_at(message->bytes, at, end);
 }
 
 static bool read_annotations(message_t *message)
 {
     const uint8_t *bytes = message->bytes;
-    size_t count, at, end = message->ends[MESSAGE_ANNOTATIONS];
-    if (!elements(bytes, message->values[MESSAGE_ANNOTATIONS], end, &count, &at) || count % 2) return false;
-    size_t kept_from = at, pairs = count / 2;
-    message->annotation_pairs = pairs;
-    for (; pairs; pairs--) {
+    size_t count, at, end;
+    if (!enter(message, MESSAGE_ANNOTATIONS, &count, &at, &end) || count % 2) return false;
+    size_t kept_from = at;
+    kept_t *kept = &message->annotations;
+    kept->pairs = count / 2;
+    for (size_t pairs = count / 2; pairs; pairs--) {
         size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
         if (!behind) return false;
         text_t key;
         if (text(bytes, at, value, &key) && key.end - key.begin >= 6 &&
             !memcmp(bytes + key.begin, "x-opt-", 6)) {
             if (is_brokers(&key)) {
-                if (!add_piece(message, kept_from, at)) return false;
+                if (!keep(message, kept, kept_from, at)) return false;
                 kept_from = behind;
-                message->annotation_pairs--;
+                kept->pairs--;
             } else if (bytes[value] == NULL_VALUE) {
                 /* a null has no meaning, but is kept */
             } else if (equals(&key, "x-opt-partition-key")) {
-                PyObject *decoded = key_at(bytes, value, behind);
+                PyObject *decoded = annotated_key(message, value, behind, kept->bytes + value - kept_from);
                 if (!decoded) return false;
                 Py_XSETREF(message->partition_key, decoded);
             } else if (equals(&key, "x-opt-via-partition-key")) {
-                PyObject *decoded = key_at(bytes, value, behind);
+                PyObject *decoded = annotated_key(message, value, behind, kept->bytes + value - kept_from);
                 if (!decoded) return false;
                 Py_DECREF(decoded);
             } else if (equals(&key, "x-opt-scheduled-enqueue-time")) {
@@ -223,7 +226,30 @@ static bool read_annotations(message_t *message)
         }
         at = behind;
     }
-    return at == end && add_piece(message, kept_from, end);
+    return at == end && keep(message, kept, kept_from, end);
+}
+
+/* After the annotations. The lock token of a message that was received before is not kept. */
+static bool read_delivery_annotations(message_t *message)
+{
+    const uint8_t *bytes = message->bytes;
+    size_t count, at, end;
+    if (!enter(message, DELIVERY_ANNOTATIONS, &count, &at, &end) || count % 2) return false;
+    size_t kept_from = at;
+    kept_t *kept = &message->delivery_annotations;
+    *kept = (kept_t){.pairs = count / 2, .pieces = message->annotations.pieces};
+    for (size_t pairs = count / 2; pairs; pairs--) {
+        size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
+        if (!behind) return false;
+        text_t key;
+        if (text(bytes, at, value, &key) && equals(&key, "x-opt-lock-token")) {
+            if (!keep(message, kept, kept_from, at)) return false;
+            kept_from = behind;
+            kept->pairs--;
+        }
+        at = behind;
+    }
+    return at == end && keep(message, kept, kept_from, end);
 }
 
 static bool check_message_id(const uint8_t *bytes, size_t at, size_t end)
@@ -236,9 +262,7 @@ static bool check_message_id(const uint8_t *bytes, size_t at, size_t end)
     default: return false;
     }
     size_t text = at + (bytes[at] == 0xA1 ? 2 : 5);
-    bool is_ascii = end - text <= KEY_CHARACTERS_MAX;
-    while (is_ascii && text < end) is_ascii = bytes[text++] < 0x80;
-    if (is_ascii) return true;
+    if (end - text <= KEY_CHARACTERS_MAX && is_ascii(bytes, text, end)) return true;
     PyObject *decoded = key_at(bytes, at, end);
     if (!decoded) return false;
     Py_DECREF(decoded);
@@ -248,14 +272,13 @@ static bool check_message_id(const uint8_t *bytes, size_t at, size_t end)
 static bool read_properties(message_t *message)
 {
     const uint8_t *bytes = message->bytes;
-    size_t count, at, end = message->ends[PROPERTIES];
-    if (!elements(bytes, message->values[PROPERTIES], end, &count, &at) || count > PROPERTIES_FIELDS_MAX)
-        return false;
+    size_t count, at, end;
+    if (!enter(message, PROPERTIES, &count, &at, &end) || count > PROPERTIES_FIELDS_MAX) return false;
     message->fields = count;
     message->rest_begin = at;
     for (size_t number = 0; number < count; number++) {
         size_t behind = skip(bytes, at, end);
-        if (!behind) return false;
+        if (!behind || behind - at > PROPERTY_BYTES_MAX) return false;
         if (number == 0) {
             message->rest_begin = behind;
             if (bytes[at] != NULL_VALUE) {
@@ -264,7 +287,7 @@ static bool read_properties(message_t *message)
             }
         }
         if (number == GROUP_ID && bytes[at] != NULL_VALUE &&
-            !(message->session_id = key_at(bytes, at, behind)))
+            !(is_string(bytes[at]) && (message->session_id = key_at(bytes, at, behind))))
             return false;
         at = behind;
     }
@@ -275,12 +298,14 @@ static bool read_properties(message_t *message)
 static bool check_application_properties(const message_t *message)
 {
     const uint8_t *bytes = message->bytes;
-    size_t count, at, end = message->ends[APPLICATION_PROPERTIES];
-    if (!elements(bytes, message->values[APPLICATION_PROPERTIES], end, &count, &at) || count % 2)
-        return false;
+    size_t count, at, end;
+    if (!enter(message, APPLICATION_PROPERTIES, &count, &at, &end) || count % 2) return false;
     for (; count; count -= 2) {
         size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
-        if (!behind || !is_string(bytes[at])) return false;
+        if (!behind || !is_string(bytes[at]) || behind - value > PROPERTY_BYTES_MAX) return false;
+        /* Python reads the names only if a property may be too large */
+        if (message->metadata_bytes > PROPERTY_BYTES_MAX && !is_text(bytes, text_at(bytes, at), value))
+            return false;
         at = behind;
     }
     return at == end;
@@ -289,14 +314,15 @@ static bool check_application_properties(const message_t *message)
 /* Whether the message is valid. False with an exception only if memory is exhausted. */
 static bool walk(message_t *message)
 {
-    if (!find_sections(message)) return false;
-    size_t metadata = extent(message, DELIVERY_ANNOTATIONS) + extent(message, MESSAGE_ANNOTATIONS) +
-                      extent(message, PROPERTIES) + extent(message, APPLICATION_PROPERTIES);
-    if (metadata > METADATA_BYTES_MAX || value_bytes(message, DELIVERY_ANNOTATIONS) > 3) return false;
+    if (find_all(message->bytes, message->size, SECTIONS_MAX, &message->sections) != FOUND) return false;
+    message->metadata_bytes = extent(message, DELIVERY_ANNOTATIONS) + extent(message, MESSAGE_ANNOTATIONS) +
+                              extent(message, PROPERTIES) + extent(message, APPLICATION_PROPERTIES);
+    if (message->metadata_bytes > METADATA_BYTES_MAX) return false;
     if (value_bytes(message, HEADER) > 1 && !read_header(message)) return false;
     if (value_bytes(message, MESSAGE_ANNOTATIONS) > 3 && !read_annotations(message)) return false;
-    if (message->ends[APPLICATION_PROPERTIES] && !check_application_properties(message)) return false;
-    if (message->ends[PROPERTIES] && !read_properties(message)) return false;
+    if (value_bytes(message, DELIVERY_ANNOTATIONS) > 3 && !read_delivery_annotations(message)) return false;
+    if (has(message, APPLICATION_PROPERTIES) && !check_application_properties(message)) return false;
+    if (has(message, PROPERTIES) && !read_properties(message)) return false;
     return !message->session_id || !message->partition_key ||
            PyUnicode_Compare(message->session_id, message->partition_key) == 0;
 }
@@ -309,25 +335,45 @@ static uint8_t *put(uint8_t *to, const uint8_t *from, size_t size)
     return to + size;
 }
 
+static uint8_t *put_pieces(uint8_t *to, const message_t *message, size_t first, size_t end)
+{
+    for (size_t piece = first; piece < end; piece++)
+        to = put(to, message->bytes + message->piece_begins[piece],
+                 message->piece_ends[piece] - message->piece_begins[piece]);
+    return to;
+}
+
+/* The head and the sender's annotations. */
+static uint8_t *put_front(uint8_t *to, const message_t *message)
+{
+    const kept_t *own = &message->annotations, *delivery = &message->delivery_annotations;
+    uint8_t version = delivery->pairs ? VERSION_WITH_DELIVERY_ANNOTATIONS : VERSION;
+    const uint8_t head[4] = {version, message->flags, message->priority, 0};
+    to = put_u32(put(to, head, sizeof head), message->ttl_ms);
+    uint8_t *annotations = put_u32(to, (uint32_t)(own->pairs << 16 | own->bytes));
+    to = put_pieces(annotations, message, 0, own->pieces);
+    for (size_t key = 0; key < message->binaries; key++) annotations[message->binary_keys[key]] |= 1;
+    if (!delivery->pairs) return to;
+    to = put_u32(to, (uint32_t)(delivery->pairs << 16 | delivery->bytes));
+    return put_pieces(to, message, own->pieces, delivery->pieces);
+}
+
 /* The head, the sender's annotations, then the bare message from its properties on; `id`, if given, becomes
    the message-id. Null with an exception. */
 static PyObject *stored_form(const message_t *message, const char *id, size_t id_bytes)
 {
     const uint8_t *bytes = message->bytes;
+    const size_t *begins = message->sections.begins, *ends = message->sections.ends;
     size_t rest = message->rest_end - message->rest_begin, list = 2 + id_bytes + rest;
     size_t properties = !id ? extent(message, PROPERTIES) : list < 255 ? 6 + list : 12 + list;
-    size_t size = HEAD_BYTES + message->annotation_bytes + properties;
+    const kept_t *delivery = &message->delivery_annotations;
+    size_t size = HEAD_BYTES + message->annotations.bytes + properties;
+    if (delivery->pairs) size += DELIVERY_HEAD_BYTES + delivery->bytes;
     for (int section = APPLICATION_PROPERTIES; section < SECTIONS; section++)
         size += extent(message, section);
     PyObject *stored = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     if (!stored) return NULL;
-    uint8_t *to = (uint8_t *)PyBytes_AS_STRING(stored);
-    const uint8_t head[4] = {VERSION, message->flags, message->priority, 0};
-    to = put_u32(put(to, head, sizeof head), message->ttl_ms);
-    to = put_u32(to, message->annotation_pairs << 16 | message->annotation_bytes);
-    for (size_t piece = 0; piece < message->pieces; piece++)
-        to = put(to, bytes + message->piece_begins[piece],
-                 message->piece_ends[piece] - message->piece_begins[piece]);
+    uint8_t *to = put_front((uint8_t *)PyBytes_AS_STRING(stored), message);
     if (id) {
         size_t count = message->fields ? message->fields : 1;
         if (list < 255) {
@@ -340,13 +386,13 @@ static PyObject *stored_form(const message_t *message, const char *id, size_t id
         to = put(put(to, constructor, sizeof constructor), (const uint8_t *)id, id_bytes);
         to = put(to, bytes + message->rest_begin, rest);
     } else {
-        to = put(to, bytes + message->begins[PROPERTIES], properties);
+        to = put(to, bytes + begins[PROPERTIES], properties);
     }
     for (int section = APPLICATION_PROPERTIES; section < SECTIONS;) {
-        size_t begin = message->begins[section], end = message->ends[section];
-        while (++section < SECTIONS && (!message->ends[section] || message->begins[section] == end))
+        size_t begin = begins[section], end = ends[section];
+        while (++section < SECTIONS && (!ends[section] || begins[section] == end))
             /* copy adjacent sections at once; most are adjacent */
-            if (message->ends[section]) end = message->ends[section];
+            if (ends[section]) end = ends[section];
         to = put(to, bytes + begin, end - begin);
     }
     return stored;

@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.message._stored import store as native_store
 from broker.message.stored import (
     HEAD,
     MessageIds,
@@ -12,6 +13,7 @@ from broker.message.stored import (
     bare_message_offset,
     delivery_annotations,
     store,
+    store_by_rules,
     store_run,
 )
 from protocol.codec import Symbol, Timestamp, UByte, UInt, ULong, encode
@@ -222,6 +224,91 @@ def test_a_message_with_delivery_annotations_is_of_version_2_and_all_others_of_v
         assert stored(payload).message_id() == encode("id")
     for nothing in ({}, {Symbol("x-opt-lock-token"): UUID(int=1)}):
         assert stored(section(DELIVERY_ANNOTATIONS, nothing) + rest).data == stored(rest).data
+
+
+def with_pairs(code: int, *pairs: tuple[Any, Any]) -> bytes:
+    """A section that is a map; keys may repeat."""
+    encoded = b"".join(encode(part) for pair in pairs for part in pair)
+    head = struct.pack(">II", 4 + len(encoded), 2 * len(pairs))
+    return b"\x00\x53" + bytes((code,)) + b"\xd1" + head + encoded
+
+
+KEY, TOKEN, NAME = Symbol("x-opt-partition-key"), Symbol("x-opt-lock-token"), "amqp:properties:list"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        section(DELIVERY_ANNOTATIONS, symbols({"hop": 7})) + message(),
+        message() + section(DELIVERY_ANNOTATIONS, symbols({"x-opt-lock-token": UUID(int=1), "hop": 7})),
+        with_pairs(DELIVERY_ANNOTATIONS, *[(TOKEN, 1), (Symbol("a"), 2)] * 3, (str(TOKEN), 3)) + message(),
+        section(DELIVERY_ANNOTATIONS, symbols({"big": "x" * 60_000})) + message(),
+        message(annotations={"x-opt-partition-key": b"k"}),
+        message(annotations={"x-opt-partition-key": b""}),
+        with_pairs(
+            ANNOTATIONS, (KEY, b"a"), (Symbol("x-opt-via-partition-key"), b"v"), (KEY, "b"), (KEY, b"c")
+        ),
+        with_pairs(
+            ANNOTATIONS, *[(Symbol("x-opt-sequence-number"), 1), (KEY, b"a")] * 2, (Symbol("own"), b"kept")
+        ),
+        b"\x00\x80" + struct.pack(">Q", PROPERTIES) + encode(["id"]) + section(DATA, b""),
+        b"\x00\x80" + struct.pack(">Q", PROPERTIES) + encode([None, b"user"]) + section(DATA, b""),
+        section(DATA, b"") + b"\x00" + encode(Symbol(NAME)) + encode(["id"]),
+        message(application={"a": "x" * 32_000, "b": "x" * 32_700}),
+        message(annotations={"a": "x" * 40_000}, properties=["id", b"u" * 20_000]),
+        message(body=[b"x"] * 16_384),
+    ],
+)
+def test_what_applications_send_is_walked_in_c_and_python_says_the_same(payload: bytes) -> None:
+    run = native_store([payload], lambda: FALLBACK)
+    assert run[-1] == []
+    assert stored(payload) == store_by_rules(payload, lambda: FALLBACK)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        with_pairs(ANNOTATIONS, *[(KEY, b"k")] * 20),
+        with_pairs(DELIVERY_ANNOTATIONS, *[(TOKEN, 1), (Symbol("a"), 2)] * 20),
+    ],
+)
+def test_what_no_client_sends_is_stored_all_the_same(payload: bytes) -> None:
+    assert stored(payload) == store_by_rules(payload, lambda: FALLBACK)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        message(application={"a": "x" * 32_768}),
+        message(properties=["id", b"u" * 32_768]),
+        message(application={"a": "x" * 32_000, "b": "x" * 32_000, "c": "x" * 2_000}),
+        message(body=[b"x"] * 16_385),
+        message(application={"a": "x" * 32_000, "nn": "x" * 2_000}).replace(b"nn", b"\xff\xff"),
+        with_pairs(DELIVERY_ANNOTATIONS, (1, 1))[:-1],
+        section(DELIVERY_ANNOTATIONS, {1: 2}).replace(b"\x02\x54", b"\x03\x54"),
+        message(annotations={"x-opt-partition-key": b"\xff"}),
+        message(annotations={"x-opt-partition-key": b"a"}, properties=with_group_id("b")),
+        message(properties=with_group_id(b"binary")),
+    ],
+)
+def test_what_breaks_a_rule_is_left_to_the_rules(payload: bytes) -> None:
+    assert native_store([payload], lambda: FALLBACK)[-1] == [0]
+    with pytest.raises(Refused):
+        store_by_rules(payload, lambda: FALLBACK)
+
+
+@pytest.mark.parametrize("code", [DELIVERY_ANNOTATIONS, ANNOTATIONS])
+def test_the_native_walk_takes_as_much_metadata_as_the_rules(code: int) -> None:
+    def sized(size: int) -> bytes:
+        empty = with_pairs(code, (Symbol("a"), "x" * 300))
+        return with_pairs(code, (Symbol("a"), "x" * (300 + size - len(empty))))
+
+    for size, left in ((65_536, []), (65_537, [0])):
+        payload = sized(size) + section(DATA, b"body")
+        assert native_store([payload], lambda: FALLBACK)[-1] == left
+        run = store_run([payload], lambda: FALLBACK)
+        assert list(run.refused) == left
+        assert left or run.message(0) == store_by_rules(payload, lambda: FALLBACK)
 
 
 def test_delivery_annotations_count_for_the_limit_on_metadata() -> None:
