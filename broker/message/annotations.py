@@ -11,7 +11,7 @@ when the message expires, as the client computes it. A delivery always has a del
 with or without a lock (AMQP contract 5.5); a browsed message has the section only if its sender set it.
 
 One call handles a batch: what all its messages share is prepared once, and native code
-(`broker/native/annotations.c`) makes the rest for all but the few messages that cannot be sent as stored.
+(`broker/native/annotations.c`) makes the rest for all messages but those with changed properties.
 Nothing here knows links or partitions.
 """
 
@@ -106,7 +106,7 @@ def _in_two_parts(
     messages: Locked | RangeRead, tokens: list[bytes] | None, constants: Constants
 ) -> Deliverables:
     shared, shared_elements = constants
-    made, left = fronts(
+    made, rests, left = fronts(
         messages.messages,
         tokens,
         messages.sequence_numbers,
@@ -117,12 +117,8 @@ def _in_two_parts(
         shared,
         shared_elements,
     )
-    if not left:
-        return made, messages.messages
-    rests = list(messages.messages)
     for index in left:
-        token = tokens[index] if tokens is not None else None
-        made[index], rests[index] = built(messages, index, constants, token), b""
+        made[index] = built(messages, index, constants, tokens[index] if tokens is not None else None)
     return made, rests
 
 

@@ -1,9 +1,9 @@
 /* Builds the bytes in front of each message in a run of deliveries: the native side of
  * broker/message/annotations.py, which describes and explains them.
  *
- * It handles messages that can be sent as stored. Changed messages, and those whose sender set
- * delivery-annotations, are left to the Python code, which handles any message; tests/property compares the
- * two.
+ * A message whose sender set delivery-annotations is built whole: they are stored behind the sender's other
+ * annotations, but are delivered in front of them. Changed messages are left to the Python code, which
+ * handles any message; tests/property and tests/fuzz compare the two.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,10 +13,15 @@
 
 #include "values.h"
 
-enum { HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, FORWARDED = 4 }; /* of a stored message */
+enum { /* of a stored message */
+    HEAD_BYTES = 12, DELIVERY_HEAD_BYTES = 4, VERSION = 1, VERSION_WITH_DELIVERY_ANNOTATIONS = 2,
+    HAS_PRIORITY = 1, FORWARDED = 4
+};
 enum { TOKEN_BYTES = 16, NUMBERS_ELEMENTS = 6 };
 
-#define LOCK_SECTION "\x00\x53\x71\xC1\x24\x02\xA3\x10x-opt-lock-token\x98" /* up to the token */
+#define LOCK_TOKEN "\xA3\x10x-opt-lock-token\x98"
+#define LOCK_SECTION "\x00\x53\x71\xC1\x24\x02" LOCK_TOKEN /* up to the token */
+#define DELIVERY_MAP32 "\x00\x53\x71\xD1"
 #define NO_LOCK_SECTION "\x00\x53\x71\xC1\x01\x00"
 #define MAP32 "\x00\x53\x72\xD1"
 #define SEQUENCE_NUMBER "\xA3\x15x-opt-sequence-number\x81"
@@ -29,11 +34,16 @@ enum {
     /* as counted in the map's size */
     NUMBERS_BYTES = 4 + BYTES(SEQUENCE_NUMBER) + 8 + BYTES(ENQUEUED_TIME) + 8 + ORIGINAL_BYTES,
     /* without the annotations that the run shares */
-    FRONT_BYTES_MAX = 32 + BYTES(LOCK_SECTION) + TOKEN_BYTES + BYTES(MAP32) + 4 + NUMBERS_BYTES
+    FRONT_BYTES_MAX = 32 + BYTES(DELIVERY_MAP32) + 8 + BYTES(LOCK_TOKEN) + TOKEN_BYTES + BYTES(MAP32) + 4 +
+                      NUMBERS_BYTES
 };
 
 typedef struct {
     const uint8_t *stored, *token; /* token is null without a lock */
+    size_t size;
+    /* the sender's own delivery-annotations; all that follows is used if there are any */
+    uint32_t pairs, own_bytes;
+    size_t own, bare; /* where they begin, and where the bare message does */
     int64_t sequence_number, enqueued_ms, expires_ms;
     bool expires;
     uint32_t delivery_count;
@@ -85,35 +95,68 @@ static uint8_t *put_header(uint8_t *to, const delivery_t *delivery)
     return to;
 }
 
-/* The delivery-annotations: the lock token, if any, in the byte order of a uuid (AMQP contract 5.3). */
-static uint8_t *put_lock(uint8_t *to, const uint8_t *token)
+/* The delivery-annotations up to the sender's own: the lock token, if any, in the byte order of a uuid (AMQP
+   contract 5.3). */
+static uint8_t *put_lock(uint8_t *to, const delivery_t *delivery)
 {
     static const uint8_t order[8] = {3, 2, 1, 0, 5, 4, 7, 6};
-    if (!token) return put(to, NO_LOCK_SECTION, BYTES(NO_LOCK_SECTION));
-    to = put(to, LOCK_SECTION, BYTES(LOCK_SECTION));
+    const uint8_t *token = delivery->token;
+    if (delivery->pairs) {
+        uint32_t size = 4 + delivery->own_bytes + (token ? BYTES(LOCK_TOKEN) + TOKEN_BYTES : 0);
+        to = put_u32(put(to, DELIVERY_MAP32, BYTES(DELIVERY_MAP32)), size);
+        to = put_u32(to, 2 * (delivery->pairs + (token ? 1 : 0)));
+        if (!token) return to;
+        to = put(to, LOCK_TOKEN, BYTES(LOCK_TOKEN));
+    } else if (token) {
+        to = put(to, LOCK_SECTION, BYTES(LOCK_SECTION));
+    } else {
+        return put(to, NO_LOCK_SECTION, BYTES(NO_LOCK_SECTION));
+    }
     for (int place = 0; place < 8; place++) *to++ = token[order[place]];
     return put(to, token + 8, 8);
 }
 
-static PyObject *front_of(const delivery_t *delivery, const char *shared, size_t shared_bytes,
-                          uint32_t shared_elements)
+typedef struct {
+    const char *bytes;
+    size_t size;
+    uint32_t elements;
+} shared_t; /* the annotations that the run shares */
+
+/* The message-annotations up to those that the run shares. */
+static uint8_t *put_numbers(uint8_t *to, const delivery_t *delivery, const shared_t *shared)
 {
-    uint8_t front[FRONT_BYTES_MAX];
     const uint8_t *head = delivery->stored;
     uint32_t own_pairs = (uint32_t)head[8] << 8 | head[9], own_bytes = (uint32_t)head[10] << 8 | head[11];
     bool forwarded = head[0] & FORWARDED; /* its own annotations begin with the original sequence number */
-    uint8_t *to = put_lock(put_header(front, delivery), delivery->token);
     to = put_u32(put(to, MAP32, BYTES(MAP32)),
-                 NUMBERS_BYTES - (forwarded ? ORIGINAL_BYTES : 0) + (uint32_t)shared_bytes + own_bytes);
-    to = put_u32(to, NUMBERS_ELEMENTS - (forwarded ? 2 : 0) + shared_elements + 2 * own_pairs);
+                 NUMBERS_BYTES - (forwarded ? ORIGINAL_BYTES : 0) + (uint32_t)shared->size + own_bytes);
+    to = put_u32(to, NUMBERS_ELEMENTS - (forwarded ? 2 : 0) + shared->elements + 2 * own_pairs);
     to = put_i64(put(to, SEQUENCE_NUMBER, BYTES(SEQUENCE_NUMBER)), delivery->sequence_number);
     to = put_i64(put(to, ENQUEUED_TIME, BYTES(ENQUEUED_TIME)), delivery->enqueued_ms);
     if (!forwarded)
         to = put_i64(put(to, ENQUEUE_SEQUENCE_NUMBER, BYTES(ENQUEUE_SEQUENCE_NUMBER)),
                      delivery->sequence_number);
-    size_t size = (size_t)(to - front);
-    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(size + shared_bytes));
-    if (made) put(put((uint8_t *)PyBytes_AS_STRING(made), front, size), shared, shared_bytes);
+    return to;
+}
+
+/* What stands in front of the message as it is stored; all of it, if its sender set delivery-annotations. */
+static PyObject *front_of(const delivery_t *delivery, const shared_t *shared)
+{
+    uint8_t front[FRONT_BYTES_MAX];
+    uint8_t *numbers = put_lock(put_header(front, delivery), delivery);
+    uint8_t *behind = put_numbers(numbers, delivery, shared);
+    size_t size = (size_t)(behind - front) + shared->size;
+    if (delivery->pairs) size += delivery->size - HEAD_BYTES - DELIVERY_HEAD_BYTES;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!made) return NULL;
+    uint8_t *to = put((uint8_t *)PyBytes_AS_STRING(made), front, (size_t)(numbers - front));
+    if (delivery->pairs) to = put(to, delivery->stored + delivery->own, delivery->own_bytes);
+    to = put(put(to, numbers, (size_t)(behind - numbers)), shared->bytes, shared->size);
+    if (delivery->pairs) {
+        size_t annotations_end = delivery->own - DELIVERY_HEAD_BYTES;
+        to = put(to, delivery->stored + HEAD_BYTES, annotations_end - HEAD_BYTES);
+        put(to, delivery->stored + delivery->bare, delivery->size - delivery->bare);
+    }
     return made;
 }
 
@@ -130,6 +173,19 @@ static bool number(PyObject *object, int64_t *found)
     return *found != -1 || !PyErr_Occurred();
 }
 
+/* Find the sender's delivery-annotations. False if they cannot be where they should be. */
+static bool find_delivery_annotations(delivery_t *delivery)
+{
+    const uint8_t *stored = delivery->stored;
+    size_t at = HEAD_BYTES + ((size_t)stored[10] << 8 | stored[11]);
+    delivery->own = at + DELIVERY_HEAD_BYTES;
+    if (delivery->own > delivery->size) return false;
+    delivery->pairs = u32(stored + at) >> 16;
+    delivery->own_bytes = u32(stored + at) & 0xFFFF;
+    delivery->bare = delivery->own + delivery->own_bytes;
+    return delivery->pairs && delivery->bare <= delivery->size;
+}
+
 /* Read one message of the run. Returns 1 to handle it here, 0 to leave it to Python, -1 with an exception. */
 static int read_delivery(PyObject *const *columns, Py_ssize_t index, delivery_t *delivery)
 {
@@ -139,9 +195,15 @@ static int read_delivery(PyObject *const *columns, Py_ssize_t index, delivery_t 
         return -1;
     }
     delivery->stored = (const uint8_t *)PyBytes_AS_STRING(stored);
-    if (PyList_GET_ITEM(columns[CHANGED], index) != Py_None || PyBytes_GET_SIZE(stored) < HEAD_BYTES ||
-        (delivery->stored[0] & ~FORWARDED) != VERSION)
-        return 0;
+    delivery->size = (size_t)PyBytes_GET_SIZE(stored);
+    if (PyList_GET_ITEM(columns[CHANGED], index) != Py_None || delivery->size < HEAD_BYTES) return 0;
+    switch (delivery->stored[0] & ~FORWARDED) {
+    case VERSION: break;
+    case VERSION_WITH_DELIVERY_ANNOTATIONS:
+        if (!find_delivery_annotations(delivery)) return 0;
+        break;
+    default: return 0;
+    }
     if (columns[TOKENS]) {
         PyObject *token = PyList_GET_ITEM(columns[TOKENS], index);
         if (!PyBytes_Check(token) || PyBytes_GET_SIZE(token) != TOKEN_BYTES) {
@@ -163,7 +225,19 @@ static int read_delivery(PyObject *const *columns, Py_ssize_t index, delivery_t 
     return 1;
 }
 
-static bool make_each(PyObject *const *columns, PyObject *shared, uint32_t shared_elements, PyObject *fronts,
+/* Empty one place of `rests`, which becomes a list of its own if it still is `messages`. */
+static bool take_out(PyObject **rests, PyObject *messages, Py_ssize_t index)
+{
+    if (*rests == messages) {
+        PyObject *copy = PyList_GetSlice(messages, 0, PyList_GET_SIZE(messages));
+        if (!copy) return false;
+        Py_SETREF(*rests, copy);
+    }
+    PyObject *nothing = PyBytes_FromStringAndSize(NULL, 0);
+    return nothing && PyList_SetItem(*rests, index, nothing) == 0;
+}
+
+static bool make_each(PyObject *const *columns, const shared_t *shared, PyObject *fronts, PyObject **rests,
                       PyObject *left)
 {
     Py_ssize_t count = PyList_GET_SIZE(columns[MESSAGES]);
@@ -171,11 +245,10 @@ static bool make_each(PyObject *const *columns, PyObject *shared, uint32_t share
         delivery_t delivery = {0};
         int can = read_delivery(columns, index, &delivery);
         if (can < 0) return false;
-        PyObject *made = can ? front_of(&delivery, PyBytes_AS_STRING(shared),
-                                        (size_t)PyBytes_GET_SIZE(shared), shared_elements)
-                             : PyBytes_FromStringAndSize(NULL, 0);
+        PyObject *made = can ? front_of(&delivery, shared) : PyBytes_FromStringAndSize(NULL, 0);
         if (!made) return false;
         PyList_SET_ITEM(fronts, index, made);
+        if ((!can || delivery.pairs) && !take_out(rests, columns[MESSAGES], index)) return false;
         if (!can) {
             PyObject *place = PyLong_FromSsize_t(index);
             bool done = place && PyList_Append(left, place) == 0;
@@ -194,7 +267,9 @@ static PyObject *fronts(PyObject *module, PyObject *const *arguments, Py_ssize_t
                                          "of their elements");
         return NULL;
     }
-    unsigned long shared_elements = PyLong_AsUnsignedLong(arguments[COLUMNS + 1]);
+    shared_t shared = {.bytes = PyBytes_AS_STRING(arguments[COLUMNS]),
+                       .size = (size_t)PyBytes_GET_SIZE(arguments[COLUMNS]),
+                       .elements = (uint32_t)PyLong_AsUnsignedLong(arguments[COLUMNS + 1])};
     if (PyErr_Occurred()) return NULL;
     PyObject *columns[COLUMNS];
     for (int column = 0; column < COLUMNS; column++) {
@@ -209,18 +284,20 @@ static PyObject *fronts(PyObject *module, PyObject *const *arguments, Py_ssize_t
         }
     }
     PyObject *made = PyList_New(PyList_GET_SIZE(columns[MESSAGES])), *left = PyList_New(0), *result = NULL;
-    if (made && left && make_each(columns, arguments[COLUMNS], (uint32_t)shared_elements, made, left))
-        result = PyTuple_Pack(2, made, left);
+    PyObject *rests = Py_NewRef(columns[MESSAGES]);
+    if (made && left && make_each(columns, &shared, made, &rests, left))
+        result = PyTuple_Pack(3, made, rests, left);
     Py_XDECREF(made);
     Py_XDECREF(left);
+    Py_DECREF(rests);
     return result;
 }
 
 static PyMethodDef methods[] = {
     {"fronts", (PyCFunction)(void (*)(void))fronts, METH_FASTCALL,
      "fronts(messages, tokens, sequence_numbers, enqueued_at_ms, expires_at_ms, delivery_counts, changed, "
-     "shared, shared_elements): what stands in front of each message, and the numbers of those that are left "
-     "to Python."},
+     "shared, shared_elements): what stands in front of each message; the messages, empty where all of it "
+     "stands in front; and the numbers of those that are left to Python."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,9 +12,10 @@ from random import Random
 
 from broker.base.errors import Refused
 from broker.message import _changes
-from broker.message.annotations import deliverables, joined
+from broker.message.annotations import built, constants_of, deliverables, joined
 from broker.message.batch_envelope import split
 from broker.message.changes import encoded_in_python, entries_in_python, laid_over_in_python, merge_changes
+from broker.message.forwarded import Trail, with_trail
 from broker.message.identity import identities, key_text
 from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.message.stored import store, store_by_rules, store_run
@@ -261,8 +262,8 @@ def transactional(data: bytes, random: Random) -> None:
 
 
 def message(data: bytes, random: Random) -> None:
-    """A message is either refused or deliverable, and what is delivered is again a message. The native walks
-    find and store what the Python rules do."""
+    """A message is either refused or deliverable, and what is delivered is again a message. Native code
+    finds, stores and hands out what the Python rules do."""
     plain_sections.compare(data)
     try:
         by_rules = store_by_rules(data, lambda: "given")
@@ -274,9 +275,25 @@ def message(data: bytes, random: Random) -> None:
     key = by_rules.session_id or by_rules.partition_key or key_text(stored)
     assert divide([key, None], 16, [[stored, b""]])[0][0] == partition_of_key(key, 16)
     assert all(identities("generation", [stored], [key]))
-    payload = joined(deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [None], 3)))[0]
+    if random.random() < 0.3:
+        stored = forwarded(stored)
+    locked = Locked(1, "", [bytes(range(16))], [1], [2], [0], [None], [stored], [None], 3)
+    lock = constants_of(locked_until_ms=3, partition_id=1)
+    assert joined(deliverables(locked, peek_lock=False)) == [
+        built(locked, 0, constants_of(partition_id=1), None)
+    ]
+    (payload,) = joined(deliverables(locked))
+    assert payload == built(locked, 0, lock, locked.tokens[0])
     find_sections(payload)
     assert store(payload, lambda: "given").data
+
+
+def forwarded(stored: bytes) -> bytes:
+    """The message as it comes to another entity, if its annotations leave room for its trail."""
+    try:
+        return with_trail(stored, Trail(1, 2**50, "source"))
+    except Refused:
+        return stored
 
 
 def properties(data: bytes, random: Random) -> None:
