@@ -12,7 +12,7 @@ ARGS ?=
 NO_LIMIT := -o faulthandler_timeout=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo spark-demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes bench-topics bench-spark image image-test clean
+.PHONY: help setup run demo spark-demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes bench-topics bench-spark bench-pairs image image-test clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -98,6 +98,9 @@ bench-topics: $(DEV) ## topics and subscriptions, beside other brokers: ARGS="--
 
 bench-spark: $(DEV) ## Spark reads, writes and streams, beside a Kafka broker from Maven Central: ARGS="--only partibus"
 	$(BIN)/python -m tests.bench.spark $(ARGS)
+
+bench-pairs: $(DEV) ## two versions of the broker, in alternating pairs of runs: ARGS="--before HEAD~1 --shape plain"
+	$(BIN)/python -m tests.bench.pairs $(ARGS)
 
 image: ## the container image
 	docker build --tag partibus:latest .

@@ -13,6 +13,7 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,7 @@ from tests.bench.load.options import (
 )
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.topic_brokers import PEERS, TopicBroker
-from tests.bench.load.traffic import Target
+from tests.bench.load.traffic import Load, Target
 
 CHART = REPOSITORY / "docs" / "benchmarks.svg"
 BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
@@ -48,10 +49,11 @@ CONNECTIONS = 8
 BATCH, DIFFERENT_BATCHES = 100, 100
 """Messages in a batch, and batches that are built before the first is sent. They are sent in turn."""
 EIGHT, ONE, BATCHES = "8 connections", "one at a time", "batches of 100, official Python client"
+SHAPE_OF = {shape.name: shape for shape in SHAPES}
 RULES = {
     **{
         (row, measure): Rule("peers", 1.0, 1.5)
-        for row in (*(shape.name for shape in SHAPES), EIGHT, BATCHES)
+        for row in (*SHAPE_OF, EIGHT, BATCHES)
         for measure in (Measure.IN, Measure.OUT, Measure.IN_AND_OUT)
     },
     **{
@@ -115,7 +117,7 @@ def main(
 ) -> None:
     """Compare brokers with the messages that applications send."""
     refuse_partial_docs(write_docs, only, quick)
-    shapes = [*(shape.name for shape in SHAPES), EIGHT, ONE, BATCHES]
+    shapes = [*SHAPE_OF, EIGHT, ONE, BATCHES]
     names = chosen_rows(only, [*shapes, *(row.name for row in feature_rows.ROWS)])
     scale = QUICK if quick else FULL
     if rounds is not None:
@@ -248,37 +250,60 @@ def measure_feature(found: Comparison, scale: Scale, row: FeatureRow, broker: To
 
 def measure(found: Comparison, scale: Scale, row: str, broker: Broker, connection_string: str) -> None:
     """One round of one row at one broker."""
-    name, begun_s = broker.target.name, broker.cpu_s()
+    if row == BATCHES:
+        if broker.target.name == OURS:
+            _measure_batches(found, scale, broker, connection_string)
+    else:
+        measure_in_and_out(found, scale, row, broker)
+        if row in SHAPE_OF:
+            _measure_latencies(found, scale, SHAPE_OF[row], broker)
+    progress.print(f"  {row:24} {broker.target.name}")
+
+
+def measure_in_and_out(found: Comparison, scale: Scale, row: str, broker: Broker) -> None:
+    """Send the messages of a row and receive them, once. They are of one shape, over eight connections, or
+    one at a time."""
+    target, name, begun_s = broker.target, broker.target.name, broker.cpu_s()
     if row == EIGHT:
         count = scale.messages // CONNECTIONS * CONNECTIONS
-        rate = traffic.send_and_receive(broker.target, count, CONNECTIONS)
+        rate = traffic.send_and_receive(target, count, CONNECTIONS)
         found.note(row, Measure.IN_AND_OUT, name, rate)
         _note_cpu(found, row, broker, begun_s, count)
     elif row == ONE:
-        took_ms = [us / 1000 for us in traffic.send_latencies_us(broker.target, scale.one_at_a_time)]
-        traffic.receive(broker.target, scale.one_at_a_time)
+        took_ms = [us / 1000 for us in traffic.send_latencies_us(target, scale.one_at_a_time)]
+        traffic.receive(target, scale.one_at_a_time)
         _note_cpu(found, row, broker, begun_s, scale.one_at_a_time)
         _note_percentiles(found, row, name, took_ms)
-    elif row == BATCHES:
-        if name == OURS:
-            _measure_batches(found, scale, broker, connection_string)
     else:
-        _measure_shape(found, scale, next(shape for shape in SHAPES if shape.name == row), broker)
-    progress.print(f"  {row:24} {name}")
+        _measure_shape(found, scale, SHAPE_OF[row], broker)
 
 
 def _measure_shape(found: Comparison, scale: Scale, shape: Shape, broker: Broker) -> None:
-    target, name, count = broker.target, broker.target.name, max(100, int(scale.messages * shape.share))
-    load = traffic.Load(shape.messages(), shape.body_bytes, window_of(shape, traffic.WINDOW))
+    target, name, count, load = broker.target, broker.target.name, _count(scale, shape), _load(shape)
     begun_s = broker.cpu_s()
-    rate = traffic.send(target, count, load=load)
+    found.note(shape.name, Measure.IN, name, traffic.send(target, count, load=load))
     sent_s = broker.cpu_s()
-    found.note(shape.name, Measure.IN, name, rate)
     found.note(shape.name, Measure.OUT, name, traffic.receive(target, count, load=load))
     received_s = broker.cpu_s()
     if broker.pid is not None:
         found.note(shape.name, Measure.CPU_IN, name, (sent_s - begun_s) / count * 1e6)
         found.note(shape.name, Measure.CPU_OUT, name, (received_s - sent_s) / count * 1e6)
+
+
+def _count(scale: Scale, shape: Shape) -> int:
+    return max(100, int(scale.messages * shape.share))
+
+
+@cache
+def _load(shape: Shape) -> Load:
+    return Load(shape.messages(), shape.body_bytes, window_of(shape, traffic.WINDOW))
+
+
+def _measure_latencies(found: Comparison, scale: Scale, shape: Shape, broker: Broker) -> None:
+    """What follows the messages that went in and out in this round: latencies at half of their rate, and
+    what a sender and a receiver do at once."""
+    target, name, count, load = broker.target, broker.target.name, _count(scale, shape), _load(shape)
+    rate = found.cells[shape.name, Measure.IN, name].rounds[-1]
     paced = max(20, int(rate / 2 * scale.paced_s))
     took_ms = [
         each * 1000 for each in traffic.paced_latencies_s(target, load, paced, rate / 2, receive=False)

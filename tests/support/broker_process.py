@@ -38,6 +38,17 @@ child process can keep its log open.
 """
 
 
+@dataclass(slots=True, frozen=True)
+class Program:
+    """The folder with a broker's code, and the Python that runs it."""
+
+    tree: Path = REPOSITORY
+    python: str = sys.executable
+
+
+THIS = Program()
+
+
 class BrokerDied(Exception):
     """The broker did not start, or exited on its own. The text ends with its log."""
 
@@ -111,14 +122,15 @@ class BrokerProcess:
         group: Path | None = None,
         host: str = "127.0.0.1",
         addresses: Addresses | None = None,
+        program: Program = THIS,
     ) -> None:
         """files_max: limit on the process's open file descriptors. group: the file with the members of a
-        control group that the process joins. others: further namespaces.
+        control group that the process joins. others: further namespaces. program: another version.
         """
         self._folder = folder
         self._environment = dict(environment or {})
         self._keeps_ports = keeps_ports
-        self._files_max, self._group = files_max, group
+        self._files_max, self._group, self._program = files_max, group, program
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
@@ -165,7 +177,7 @@ class BrokerProcess:
         if self._keeps_ports:
             ports = self._addresses or Addresses(*take_ports(3))
         command = [
-            sys.executable,
+            self._program.python,
             "-m",
             "broker",
             "serve",
@@ -190,7 +202,7 @@ class BrokerProcess:
         self._ready.clear()
         self._process = subprocess.Popen(
             command,
-            cwd=REPOSITORY,
+            cwd=self._program.tree,  # where Python looks for modules first
             env={**os.environ, **PATIENT, **self._environment, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

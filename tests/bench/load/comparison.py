@@ -154,8 +154,8 @@ class Comparison:
                 "shape": shape,
                 "measure": measure.value,
                 "broker": broker,
-                "value": _rounded(cell.value),
-                "rounds": [_rounded(value) for value in cell.rounds],
+                "value": rounded(cell.value),
+                "rounds": [rounded(value) for value in cell.rounds],
                 **(self._judged(shape, measure) if broker == OURS else {}),
                 **run,
             }
@@ -188,7 +188,7 @@ class Comparison:
                     (
                         shape,
                         measure.value,
-                        *("" if value is None else _shown(value) for value in values),
+                        *("" if value is None else shown(value) for value in values),
                         "" if ratio is None or (rule and rule.of == "1") else f"{ratio:.2f}",
                         f"{rule.floor:g}{'' if rule.of == '1' else ' ×'}" if rule else "",
                         f"{rule.goal:g}{'' if rule.of == '1' else ' ×'}" if rule else "",
@@ -240,9 +240,11 @@ def _colors(count: int) -> Sequence[str]:
     return ("#0b6bcb", "#f0932b", "#8e8e93", "#4caf50")[:count]
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
+    """A value as tables show it."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """A value as JSON lines have it."""
     return round(value, 3 if value < 100 else 0)

@@ -19,7 +19,7 @@ from tests.bench.load import traffic
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.machine import allow_open_files, cpu_s, resident_mib
 from tests.bench.load.traffic import Target
-from tests.support.broker_process import KEY, KEY_NAME, Addresses, BrokerProcess, queue
+from tests.support.broker_process import KEY, KEY_NAME, THIS, Addresses, BrokerProcess, Program, queue
 
 PARTITIONS = 16
 QUEUE = "bench"
@@ -68,10 +68,11 @@ def fresh_broker(
     queue_names: tuple[str, ...] = (QUEUE,),
     environment: Mapping[str, str] | None = None,
     properties: Mapping[str, object] | None = None,
+    program: Program = THIS,
 ) -> Iterator[BrokerProcess]:
     """A broker on an empty data folder inside `folder`. `properties` are more of the queues' settings."""
     queues = [lasting_queue(name, properties) for name in queue_names]
-    with broker_with(folder, queues, environment=environment) as broker:
+    with broker_with(folder, queues, environment=environment, program=program) as broker:
         yield broker
 
 
@@ -93,11 +94,12 @@ def broker_with(
     queues: Sequence[Mapping[str, object]],
     topics: Sequence[Mapping[str, object]] = (),
     environment: Mapping[str, str] | None = None,
+    program: Program = THIS,
 ) -> Iterator[BrokerProcess]:
     """A broker with these entities on an empty data folder inside `folder`."""
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     try:
-        with BrokerProcess(data, queues, topics=topics, environment=environment) as broker:
+        with BrokerProcess(data, queues, topics=topics, environment=environment, program=program) as broker:
             yield broker
     finally:
         shutil.rmtree(data, ignore_errors=True)

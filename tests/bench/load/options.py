@@ -31,11 +31,11 @@ Folder = Annotated[
 ]
 
 
-def chosen_rows(only: Sequence[str] | None, names: Sequence[str]) -> Sequence[str]:
-    """The rows that `--only` names, or all of them. Raises BadParameter for a name that no row has."""
+def chosen_rows(only: Sequence[str] | None, names: Sequence[str], option: str = "--only") -> Sequence[str]:
+    """The rows that the option names, or all of them. Raises BadParameter for a name that no row has."""
     if unknown := set(only or ()) - set(names):
         raise typer.BadParameter(
-            f"no row {_quoted(sorted(unknown))}; there are {_quoted(names)}", param_hint="--only"
+            f"no row {_quoted(sorted(unknown))}; there are {_quoted(names)}", param_hint=option
         )
     return only or names
 

@@ -1,0 +1,96 @@
+"""`python -m tests.bench.pairs`: one version of the broker against another, in alternating pairs.
+
+Responsible for the order of a run: both brokers run all the time; in each pair, one after the other takes the
+same load of each row, and which goes first changes from pair to pair. The ratio of a pair is hardly touched
+by what else the machine does, for that falls on both. Standard output carries one line of JSON for each row
+and measure and nothing else; if a row fails, for what was found until then.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tests.bench import shapes
+from tests.bench.load import comparison_output, footprint, versions
+from tests.bench.load.machine import StolenTime
+from tests.bench.load.options import REPOSITORY, WORK, Folder, Quick, chosen_rows
+from tests.bench.load.paired import AFTER, BEFORE, Pairs
+from tests.bench.load.shapes import PLAIN
+from tests.bench.shapes import EIGHT, ONE, SHAPE_OF, Broker, Scale
+
+ROWS = (*SHAPE_OF, EIGHT, ONE)
+LONE_SHARE = 0.02
+"""The number of messages that are sent one at a time, as a share of that of the others."""
+FULL = Scale(8, 20_000, 30_000, int(20_000 * LONE_SHARE), paced_s=0, batches=0)
+QUICK = Scale(2, 500, 500, int(500 * LONE_SHARE), paced_s=0, batches=0)
+VERSION = "TREE[@PYTHON] or REVISION[@PYTHON]"
+progress = Console(stderr=True, highlight=False)
+
+
+def main(
+    before: Annotated[
+        str,
+        typer.Option(metavar=VERSION, help="A folder with the broker, or a git revision; and its Python."),
+    ],
+    after: Annotated[str, typer.Option(metavar=VERSION, help="What it is compared with.")] = str(REPOSITORY),
+    shape: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(map(repr, ROWS))}. Repeatable.")
+    ] = None,
+    pairs: Annotated[int | None, typer.Option(min=1, help=f"{FULL.rounds} unless given.")] = None,
+    messages: Annotated[
+        int | None, typer.Option(min=100, help=f"In and out in each run: {FULL.messages:,} unless given.")
+    ] = None,
+    quick: Quick = False,
+    folder: Folder = WORK,
+) -> None:
+    """Compare two versions of the broker, in pairs of runs whose order alternates."""
+    rows = chosen_rows(shape, ROWS, "--shape")
+    scale = scale_of(pairs, messages, quick)
+    described = {}
+    for name, option, text in ((BEFORE, "--before", before), (AFTER, "--after", after)):
+        progress.print(f"preparing {name}: {text}", soft_wrap=True, markup=False)
+        described[name] = versions.version_of(option, text)
+    folder.mkdir(parents=True, exist_ok=True)
+    gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
+    found = Pairs({}, PLAIN.name, versions={name: each.as_json() for name, each in described.items()})
+    with ExitStack() as stack:
+        brokers = []
+        for name, version in described.items():
+            started = version.started(stack, folder)
+            target = replace(footprint.target_of(started.addresses), name=name, confirms=False)
+            brokers.append(Broker(target, started.pid))
+        with comparison_output.kept_if_failing(found, REPOSITORY, folder, progress):
+            measure_pairs(found, scale, rows, brokers)
+    comparison_output.write(found, REPOSITORY, folder, progress)
+
+
+def scale_of(pairs: int | None, messages: int | None, quick: bool) -> Scale:
+    """The amount of work: each pair is a round."""
+    scale = QUICK if quick else FULL
+    count = messages or scale.messages
+    return replace(scale, rounds=pairs or scale.rounds, messages=count, one_at_a_time=int(count * LONE_SHARE))
+
+
+def measure_pairs(found: Pairs, scale: Scale, rows: Sequence[str], brokers: Sequence[Broker]) -> None:
+    """All pairs of all rows."""
+    for broker in brokers:
+        shapes.warm_up(broker.target, scale.warm_up)
+    stolen = StolenTime()
+    for number in range(scale.rounds):
+        for row in rows:
+            for broker in brokers if number % 2 == 0 else brokers[::-1]:
+                with comparison_output.part(row, broker.target.name):
+                    shapes.measure_in_and_out(found, scale, row, broker)
+            progress.print(f"  {row}: {found.latest(row)}", soft_wrap=True, markup=False)
+        progress.print(f"pair {number + 1} of {scale.rounds} done, {stolen.percent():.0f} % CPU stolen")
+
+
+if __name__ == "__main__":
+    typer.run(main)
