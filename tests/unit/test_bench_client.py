@@ -8,10 +8,11 @@ import pytest
 
 from tests.bench.load import traffic
 from tests.bench.load.bare_peer import BarePeer
-from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message
+from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message, numbered
 from tests.bench.load.endpoint import LoadError
 from tests.bench.load.engine_socket import spell_out_unsettled
 from tests.bench.load.traffic import Target
+from tests.support.amqp_messages import PROPERTIES, sections
 from tests.support.bare_peers import endpoint_of, running_bare_peer
 
 WITHIN_S = 10.0
@@ -91,3 +92,11 @@ def test_a_disposition_with_no_settled_field_is_spelled_out_and_others_stay() ->
     buffer = bytearray(silent + settled)
     spell_out_unsettled(buffer, len(buffer))
     assert bytes(buffer) == silent[:14] + b"\x42" + silent[15:] + settled
+
+
+def test_a_numbered_message_differs_in_its_id_only() -> None:
+    plain = encode_message(1024)
+    before, after = (numbered(plain, number) for number in (0, 1_234_567_890))
+    assert before == plain and len(after) == len(plain)
+    assert after.replace(b"1234567890", b"0000000000") == plain
+    assert sections(after)[PROPERTIES] == ["bench-1234567890"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +13,12 @@ from broker.settings.config_file import load_config_file
 from broker.settings.settings import load_settings
 from protocol.codec import Long, Timestamp
 from tests.bench import shapes
+from tests.bench.load import sessions, traffic
 from tests.bench.load.comparison import OURS, Measure
-from tests.bench.load.endpoint import Endpoint
+from tests.bench.load.endpoint import Endpoint, LoadError
 from tests.bench.load.fan_outs import TEN
 from tests.bench.load.feature_rows import (
     ARTEMIS,
-    IN_SESSION,
     RABBITMQ,
     ROWS,
     Duplicates,
@@ -33,6 +34,7 @@ from tests.bench.load.topic_brokers import PEERS, Partibus, TopicBroker, entry
 from tests.bench.load.traffic import Target
 from tests.bench.load.transactions import Agenda
 from tests.support.amqp_messages import ANNOTATIONS, APPLICATION, DATA, PROPERTIES, sections
+from tests.support.bare_peers import endpoint_of, running_bare_peer
 from tests.support.broker_process import configuration
 
 ENDPOINT = Endpoint("127.0.0.1", 5672, "user", "password", "bench")
@@ -50,7 +52,7 @@ def brokers() -> list[TopicBroker]:
 def test_sessions_have_ten_messages_each_of_1_kib() -> None:
     load = Sessions(at(OURS)).load(COUNT)
     found = [sections(message) for message in load.messages]
-    assert len({each[PROPERTIES][10] for each in found}) == len(found) == COUNT // IN_SESSION
+    assert len({each[PROPERTIES][10] for each in found}) == len(found) == COUNT // sessions.MESSAGES
     assert {len(each[DATA]) for each in found} == {1024}
     assert not any(APPLICATION in each for each in found)
 
@@ -72,6 +74,14 @@ def test_messages_are_scheduled_as_the_broker_reads_it(broker: str, annotation: 
     (message,) = feature.load(COUNT).messages
     assert sections(message)[ANNOTATIONS] == {annotation: 1_800_000_000_500}
     assert type(sections(message)[ANNOTATIONS][annotation]) is kind
+
+
+def test_messages_that_are_due_before_the_last_is_sent_void_the_measurement() -> None:
+    with running_bare_peer() as peer:
+        target = Target("peer", endpoint_of(peer), settles_first=False)
+        assert traffic.send_scheduled(target, 10, traffic.PLAIN, time.time() + 1_000) > 0
+        with pytest.raises(LoadError, match="due before the last was sent"):
+            traffic.send_scheduled(target, 10, traffic.PLAIN, time.time())
 
 
 def test_our_entities_have_the_features(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from protocol.codec import Timestamp
 from tests.bench.load import sessions, traffic
-from tests.bench.load.client import encode_message
+from tests.bench.load.client import encode_message, numbered
 from tests.bench.load.footprint import target_of
 from tests.bench.load.traffic import Load, Target
 from tests.support.amqp_messages import message
@@ -28,7 +28,6 @@ IN_SESSION = 20
 LEAD_S, SENT_PER_S = 5.0, 8_000
 """Scheduled messages are due this long after the first was sent, plus what sending takes at this rate."""
 _PLAIN = encode_message(BODY_BYTES)
-_ID = b"bench-0000000000"
 
 
 Messages = Callable[[range, int, float], Sequence[bytes]]
@@ -43,7 +42,7 @@ def _plain(numbers: range, count: int, began_s: float) -> Sequence[bytes]:
 def _with_ids(numbers: range, count: int, began_s: float) -> Sequence[bytes]:
     """No id comes again when the entity is filled again."""
     first = int(began_s) % 1000 * 10_000_000
-    return [_PLAIN.replace(_ID, b"bench-%010d" % (first + number)) for number in numbers]
+    return [numbered(_PLAIN, first + number) for number in numbers]
 
 
 def _in_sessions(numbers: range, count: int, began_s: float) -> Sequence[bytes]:

@@ -40,6 +40,8 @@ _readable, _partial = lib.pn_delivery_readable, lib.pn_delivery_partial
 _send, _advance = lib.pn_link_send, lib.pn_link_advance
 _PN_ACCEPTED = lib.PN_ACCEPTED
 _pack_tag = struct.Struct(">Q").pack_into
+MESSAGE_ID = b"bench-0000000000"
+"""Of every message that `encode_message` makes."""
 
 
 def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
@@ -51,8 +53,7 @@ def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
         name = b"x-opt-partition-key"
         entry = b"\xa3" + bytes((len(name),)) + name + b"\xa1" + bytes((len(partition_key),)) + partition_key
         header += b"\x00\x53\x72\xc1" + bytes((len(entry) + 1, 2)) + entry
-    message_id = b"bench-0000000000"
-    properties = b"\x00\x53\x73\xc0" + bytes((len(message_id) + 3, 1, 0xA1, len(message_id))) + message_id
+    properties = b"\x00\x53\x73\xc0" + bytes((len(MESSAGE_ID) + 3, 1, 0xA1, len(MESSAGE_ID))) + MESSAGE_ID
     return (
         header
         + properties
@@ -61,6 +62,11 @@ def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
         + bytes(range(256)) * (body_bytes // 256)
         + bytes(body_bytes % 256)
     )
+
+
+def numbered(message: bytes, number: int) -> bytes:
+    """Give a message of `encode_message` an id of its own."""
+    return message.replace(MESSAGE_ID, b"bench-%010d" % number, 1)
 
 
 class LoadConnection(EngineSocket):

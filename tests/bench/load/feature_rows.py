@@ -7,6 +7,7 @@ have 1 KiB. Knows neither rounds nor the table.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -18,9 +19,8 @@ from typing import Final
 
 from proton import Message, symbol, timestamp
 
-from tests.bench.load import session_receivers, traffic, transactions
+from tests.bench.load import session_receivers, sessions, traffic, transactions
 from tests.bench.load.comparison import OURS, Measure, percentile
-from tests.bench.load.endpoint import LoadError
 from tests.bench.load.fan_outs import TEN
 from tests.bench.load.features import DETECTS
 from tests.bench.load.footprint import PARTITIONS, lasting_queue
@@ -28,10 +28,9 @@ from tests.bench.load.topic_brokers import Partibus, Topic, TopicBroker, running
 from tests.bench.load.traffic import BODY_BYTES, Load, Target
 
 ARTEMIS, RABBITMQ = "artemis", "rabbitmq"
-MULTIPLE = 10
+MULTIPLE = math.lcm(sessions.MESSAGES, transactions.MESSAGES)
 """Rows send multiples of this many messages: whole sessions and transactions."""
 PACED_MIN = 20
-IN_SESSION = 10
 SESSIONS_AT_ONCE = 8
 """What the processor of the official client for .NET does unless it is told otherwise."""
 CONNECTIONS = 8
@@ -96,14 +95,14 @@ class Sessions(SentFeature):
     but nobody accepts a group there, so what it delivers is not compared."""
 
     def load(self, count: int) -> Load:
-        return Load([_message(group=f"session-{number:06}") for number in range(count // IN_SESSION)])
+        return Load([_message(group=f"session-{number:06}") for number in range(count // sessions.MESSAGES)])
 
     def receive(self, count: int) -> Mapping[Measure, float]:
         if self.queue.name != OURS:
             traffic.receive(self.queue, count)
             return {}
-        number = count // IN_SESSION
-        found = session_receivers.drain(self.queue, number, IN_SESSION, BODY_BYTES, SESSIONS_AT_ONCE)
+        each = sessions.MESSAGES
+        found = session_receivers.drain(self.queue, count // each, each, BODY_BYTES, SESSIONS_AT_ONCE)
         return {
             Measure.OUT: found.per_s,
             Measure.ACCEPT_P50: percentile(found.accepted_s, 0.5) * 1000,
@@ -146,10 +145,7 @@ class Scheduled(SentFeature):
 
     def send(self, count: int) -> float:
         self.due_s = time.time() + LEAD_S + count / SENT_PER_S
-        rate = super().send(count)
-        if time.time() > self.due_s:
-            raise LoadError("the messages were due before the last was sent")
-        return rate
+        return traffic.send_scheduled(self.queue, count, self.load(count), self.due_s)
 
     def paced(self, count: int, per_s: float) -> list[float]:
         self.due_s = time.time() + LEAD_S + count / per_s

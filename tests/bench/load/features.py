@@ -5,17 +5,17 @@ Each load has a broker of its own. Knows neither figures nor rounds.
 
 from __future__ import annotations
 
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.codec import Timestamp
 from tests.bench.load import traffic
-from tests.bench.load.client import encode_message
-from tests.bench.load.endpoint import LoadError
+from tests.bench.load.client import MESSAGE_ID, encode_message, numbered
 from tests.bench.load.footprint import SETTLE_S, fresh_broker, target_of
 from tests.bench.load.machine import resident_mib
 from tests.bench.load.traffic import BODY_BYTES, Load
+from tests.support.amqp_messages import message
 
 DETECTS = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "P1D"}
 LEAD_S, SENT_PER_S = 5.0, 2_000
@@ -24,8 +24,6 @@ AT_ONCE, SMALL_BYTES = 20_000, 16
 """Messages that wait at a time while a broker learns many message-ids, and their bodies' size."""
 _SMALL = encode_message(SMALL_BYTES)
 _PLAIN = encode_message(BODY_BYTES)
-_HEADER = _PLAIN[: _PLAIN.index(b"\x00\x53\x73")]
-_ID = b"bench-0000000000"
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,7 +45,7 @@ class Scheduled:
 
 def detected(folder: Path, count: int) -> Detected:
     """Send messages with different ids, and then the same ones again."""
-    load = Load([_PLAIN.replace(_ID, b"bench-%010d" % number) for number in range(count)])
+    load = Load([numbered(_PLAIN, number) for number in range(count)])
     with fresh_broker(folder, properties=DETECTS) as broker:
         target = target_of(broker.addresses)
         return Detected(traffic.send(target, count, load=load), traffic.send(target, count, load=load))
@@ -62,7 +60,7 @@ def remembered_mib(folder: Path, count: int) -> float:
             target = target_of(broker.addresses)
             for first in range(0, count, AT_ONCE):
                 numbers = range(first, min(first + AT_ONCE, count))
-                load = Load([_SMALL.replace(_ID, b"bench-%010d" % number) for number in numbers], SMALL_BYTES)
+                load = Load([numbered(_SMALL, number) for number in numbers], SMALL_BYTES)
                 traffic.send(target, len(numbers), load=load)
                 traffic.receive(target, len(numbers), load=load)
             time.sleep(SETTLE_S)
@@ -75,15 +73,16 @@ def scheduled(folder: Path, count: int) -> Scheduled:
     with fresh_broker(folder) as broker:
         target = target_of(broker.addresses)
         due_s = time.time() + LEAD_S + count / SENT_PER_S
-        sent_per_s = traffic.send(target, count, load=Load([_due_at(due_s)]))
-        if time.time() > due_s:
-            raise LoadError("the messages were due before the last was sent")
+        sent_per_s = traffic.send_scheduled(target, count, Load([_due_at(due_s)]), due_s)
         traffic.receive(target, count)
         return Scheduled(sent_per_s, count / (time.time() - due_s))
 
 
 def _due_at(due_s: float) -> bytes:
-    name = b"x-opt-scheduled-enqueue-time"
-    entry = b"\xa3" + bytes((len(name),)) + name + b"\x83" + struct.pack(">q", int(due_s * 1000))
-    annotations = b"\x00\x53\x72\xc1" + bytes((len(entry) + 1, 2)) + entry
-    return _HEADER + annotations + _PLAIN[len(_HEADER) :]
+    """A plain message that is due at a time."""
+    return message(
+        header=[True],
+        annotations={"x-opt-scheduled-enqueue-time": Timestamp(int(due_s * 1000))},
+        properties=[MESSAGE_ID.decode()],
+        body=[_PLAIN[-BODY_BYTES:]],
+    )

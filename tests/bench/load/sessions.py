@@ -1,9 +1,10 @@
 """Message sessions: how long draining many sessions in order takes, and how much memory the broker needs.
 
 Each consumer has one connection. It accepts the next free session, receives and completes its messages,
-checks their order, and closes the session; until no session is free. The frames are made by hand
-(`tests/support/raw_amqp.py`), because the load client has no sessions; that costs the client some 1 ms of CPU
-for each session. Knows neither figures nor rounds.
+checks their order, and closes the session; until no session is free. `session_receivers.py` knows how many
+sessions there are, accepts several at a time and completes each message by itself, so the figures would be
+others with it. The frames are made by hand (`tests/support/raw_amqp.py`), which costs the client some 1 ms of
+CPU for each session. Knows neither figures nor rounds.
 """
 
 from __future__ import annotations

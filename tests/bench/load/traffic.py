@@ -24,7 +24,7 @@ from tests.bench.load.client import (
     drive,
     encode_message,
 )
-from tests.bench.load.endpoint import Endpoint
+from tests.bench.load.endpoint import Endpoint, LoadError
 
 BODY_BYTES = 1024
 WINDOW = 500
@@ -72,6 +72,15 @@ def send(target: Target, count: int, window: int | None = None, load: Load = PLA
         began = time.perf_counter()
         drive([connection], lambda: sender.is_done, DONE_WITHIN_S)
         return count / (time.perf_counter() - began)
+
+
+def send_scheduled(target: Target, count: int, load: Load, due_s: float) -> float:
+    """Do what `send` does with messages that are due at a time, in seconds since the epoch. Raises LoadError
+    if that was before the last was sent."""
+    rate = send(target, count, load=load)
+    if time.time() > due_s:
+        raise LoadError("the messages were due before the last was sent")
+    return rate
 
 
 def receive(target: Target, count: int, window: int | None = None, load: Load = PLAIN) -> float:
