@@ -30,7 +30,7 @@ from storage.commit_jobs import Append, Roll, RollAhead, SyncUnsynced
 from storage.disk import disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Parts, Position, RoomLock
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Ended, Frame, Parts, Position, RoomLock
 from storage.log_reader import LogReader
 from storage.one_at_a_time import OneAtATime
 from storage.recent import RecentPlaces
@@ -345,9 +345,7 @@ class FileLog:
                 self._mind_the_descriptor()
             self._write_ahead(opened)
 
-    def append_at_once(
-        self, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
-    ) -> bool:
+    def append_at_once(self, commit: Commit, ended: Ended, *, urgent: bool = False) -> bool:
         size = FRAME_HEADER_BYTES + commit.bytes
         if (
             (opened := self._opened) is None
@@ -370,19 +368,15 @@ class FileLog:
             self._shared.open_segments.used(self)
         return True
 
-    def _appended(
-        self, opened: OpenLog, ended: Callable[[Exception | None], None] | None, error: Exception | None
-    ) -> None:
+    def _appended(self, opened: OpenLog, ended: Ended | None, error: Exception | None) -> None:
         """A commit of `append_at_once` has ended, or the next segment has begun, of which nobody is told."""
         if self._has_begun_at_once:  # it was not fenced
             self._has_begun_at_once = False
-            if ended is not None:
-                ended(error)  # first: clients wait for it
+            more_waits = ended is not None and ended(error)  # first: clients wait for it
             if error is None:
                 self._write_ahead(opened)
-            active = opened.active
-            is_low = error is None and active.used + active.frame_bytes > opened.segment_bytes_max
-            if not is_low or ended is None or not self._begins_next(opened):
+            is_due = error is None and ended is not None and opened.next_is_due(more_waits=bool(more_waits))
+            if not is_due or not self._begins_next(opened):
                 self._one_at_a_time.give_back()
         self._mind_the_descriptor()
 

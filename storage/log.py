@@ -215,6 +215,11 @@ class Lulls(Protocol):
         """Call all of these now. The commits that they begin are synced together."""
 
 
+Ended = Callable[[Exception | None], bool | None]
+"""Called at the end of a commit, with its error. Returns whether more waits to be committed; then the log
+puts off what takes long."""
+
+
 class Log(Protocol):
     """One partition's log. Owned by one task.
 
@@ -351,9 +356,7 @@ class Log(Protocol):
         the disk), DiskFull (nothing happened), Fenced.
         """
 
-    def append_at_once(
-        self, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
-    ) -> bool:
+    def append_at_once(self, commit: Commit, ended: Ended, *, urgent: bool = False) -> bool:
         """As `append`, if the commit need not wait for anything but the disk; else returns False, and nothing
         has happened. `ended` is called with what `append` would raise, or None: possibly before this returns,
         and never after `fence`. It raises nothing, and the next commit is taken once it has returned."""

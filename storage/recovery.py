@@ -51,6 +51,9 @@ FILLED_SEGMENT_BYTES_MIN = 256 << 10
 """If the lack of room makes segments shorter than this, they are not filled with zeros. The disk has less
 than 16 MiB left then (`sizing.py`). While room for draining is short, no zeros are added to any segment."""
 
+EARLY_FRAMES, EARLY_SHARE = 8, 16
+"""While nothing waits, the next segment begins up to so many frames early, or this share of a segment."""
+
 
 @dataclass(slots=True)
 class OpenLog:
@@ -79,6 +82,13 @@ class OpenLog:
         with very little room it is not filled at all: a partition that was used once would keep 16 KiB."""
         is_tight = self.is_confined and self.segment_bytes_max < FILLED_SEGMENT_BYTES_MIN
         return 0 if is_tight else self.segment_bytes_max
+
+    def next_is_due(self, *, more_waits: bool) -> bool:
+        """Whether the next segment should begin: if a frame as large as the last one does not fit any more,
+        or, since what waits for a commit waits for that as well, if nothing waits and soon none will."""
+        frame = self.active.frame_bytes
+        early = 0 if more_waits else min(EARLY_FRAMES * frame, self.segment_bytes_max // EARLY_SHARE)
+        return self.active.used + frame + early > self.segment_bytes_max
 
 
 def acquire_log(

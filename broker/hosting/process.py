@@ -21,6 +21,7 @@ import uvloop
 
 from broker.base.clock import SystemClock
 from broker.base.collector import collect_rarely
+from broker.base.thread_switches import switch_soon
 from broker.entities.descriptions import MAIN
 from broker.hosting import messages
 from broker.hosting.channel import Channel
@@ -337,6 +338,7 @@ def _end_with(broker: int) -> None:
 
 async def _main(descriptor: int) -> None:
     collect_rarely()
+    switch_soon()
     await PartitionProcess(await Channel.of(socket.socket(fileno=descriptor))).run()
 
 

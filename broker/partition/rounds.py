@@ -6,8 +6,11 @@ would have half of what the window allows. Therefore, once many messages were an
 until most of the answered ones have been replaced. That takes no time from a sender that sends as fast as it
 may, since the broker reads its messages meanwhile. Others are not waited for long: if no messages come, or
 they come slowly, those that wait go on, and at the latest after as long as the last round took to be
-committed, or WAIT_S_MAX. A sender with a pace of its own, whom no answer lets send more, waits no longer for
-its rounds than for the disk.
+committed, or WAIT_S_MAX.
+
+A sender with a pace of its own, whom no answer lets send more, gains nothing from rounds. If messages come no
+faster while a round gathers than before, nobody waits for a while: at first for a pause, then for twice as
+long after each such round.
 
 Knows no partition: whoever waits says what it begins, and on which disk.
 """
@@ -32,6 +35,11 @@ senders, that would cost more than rounds save."""
 PAUSE_S = 0.003
 WAIT_S_MAX = 0.010
 """Nobody waits longer than this, however long the last round took."""
+FASTER = 2
+"""Senders that wait for answers send several times as fast once they have them."""
+IN_VAIN_S_MAX = 1.0
+"""After rounds that have gathered in vain, the next one gathers so much later at most. Its messages wait a
+hundredth of this."""
 
 
 class Rounds:
@@ -41,9 +49,14 @@ class Rounds:
         "__weakref__",
         "_ahead",
         "_begun_s",
+        "_came",
         "_clock",
         "_enough",
+        "_in_vain_s",
         "_latest_s",
+        "_next_s",
+        "_pace",
+        "_since_s",
         "_slow_above",
         "_timer",
         "_unreplaced",
@@ -67,6 +80,14 @@ class Rounds:
         """When no more than this are unreplaced, the next round begins."""
         self._slow_above = 0
         """If more than this are unreplaced when the timer goes off, messages come too slowly."""
+        self._came, self._since_s = 0, 0.0
+        """Messages that have come since the last round began to gather, or had gathered; and when."""
+        self._pace = 0.0
+        """How many came in a second before the round that gathers."""
+        self._in_vain_s = 0.0
+        """How long nobody waits, because the last rounds have gathered in vain: twice as long after each …"""
+        self._next_s = 0.0
+        """… so that a round gathers again from this time on at the earliest."""
         self._ahead = 0
         """Lone messages that have gone ahead of the round that gathers."""
         self._timer: asyncio.TimerHandle | None = None
@@ -84,18 +105,22 @@ class Rounds:
         if self._unreplaced < ROUND_MESSAGES:
             return
         now_s = self._clock()
+        if now_s < self._next_s:
+            return
         self._until_s = now_s + min(max(now_s - self._begun_s, PAUSE_S), WAIT_S_MAX)
         self._enough = self._unreplaced // SHARE
         self._slow_above = self._unreplaced  # they may begin only now
         if self._timer is None:
+            self._pace = self._take_pace(now_s)
             self._look_later(now_s)
 
     def arrived(self, messages: int) -> None:
         """Messages have come for one of the partitions."""
         self._unreplaced = max(self._unreplaced - messages, 0)
+        self._came += messages
         if self._timer is not None and self._unreplaced <= self._enough:
             self._timer.cancel()
-            self._timer = None
+            self._has_gathered(self._clock())
             asyncio.get_running_loop().call_soon(self._begin)  # with what else this read brings
 
     def lets_pass(self) -> bool:
@@ -126,8 +151,25 @@ class Rounds:
             self._slow_above = self._unreplaced - max(self._enough, 1)
             self._look_later(now_s)
         else:
-            self._timer, self._unreplaced = None, 0
+            self._has_gathered(now_s)
+            self._unreplaced = 0
             self._begin()
+
+    def _has_gathered(self, now_s: float) -> None:
+        """End the wait for more. It was in vain if messages came no faster than before: then the senders
+        have a pace of their own, which no answer changes."""
+        self._timer = None
+        if self._take_pace(now_s) >= FASTER * self._pace:
+            self._in_vain_s = 0.0
+        else:
+            self._in_vain_s = min(max(2 * self._in_vain_s, PAUSE_S), IN_VAIN_S_MAX)
+            self._next_s = now_s + self._in_vain_s
+
+    def _take_pace(self, now_s: float) -> float:
+        """How many messages a second have come since this was called last."""
+        pace = self._came / max(now_s - self._since_s, 1e-6)
+        self._came, self._since_s = 0, now_s
+        return pace
 
     def _look_later(self, now_s: float) -> None:
         pause_s = min(PAUSE_S, self._until_s - now_s)

@@ -178,19 +178,20 @@ class ShortCycles:
             self._leave(None)
         return True
 
-    def _answered(self, error: Exception | None) -> None:
-        """The disk has answered."""
+    def _answered(self, error: Exception | None) -> bool:
+        """The disk has answered. Returns whether more waits."""
         short = self._under_way
         if error is not None or short is None:  # None: it was dropped
             self._leave(error)
-            return
+            return True
         self._patience.end()
         try:
             self._durable(short)
         except Exception as bug:
             self._leave(bug)
-        else:
-            asyncio.get_running_loop().call_soon(self._end, short)
+            return True
+        asyncio.get_running_loop().call_soon(self._end, short)
+        return bool(self._mailbox)
 
     def _end(self, short: Short) -> None:
         """The answers have been written."""

@@ -18,6 +18,7 @@ from storage.log import (
     Block,
     Checkpoint,
     Commit,
+    Ended,
     Frame,
     Lulls,
     Parts,
@@ -239,9 +240,7 @@ class MemoryLog:
         finally:
             self._appending = False
 
-    def append_at_once(
-        self, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
-    ) -> bool:
+    def append_at_once(self, commit: Commit, ended: Ended, *, urgent: bool = False) -> bool:
         if not (self.takes_at_once and self.usable and not self._appending):
             return False
 

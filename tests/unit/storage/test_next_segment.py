@@ -12,6 +12,7 @@ import pytest
 from storage.commit_jobs import Append
 from storage.errors import CommitFailed, DiskFailed
 from storage.file_log import FileLog
+from storage.recovery import EARLY_SHARE
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import contents, flat, on_faulty_disk
 from tests.support.recording_disk import RecordingDisk
@@ -35,11 +36,16 @@ async def until_idle(log: FileLog) -> None:
             await asyncio.sleep(0.001)
 
 
-async def append_at_once(log: FileLog, body: bytes = BODY) -> None:
+async def append_at_once(log: FileLog, body: bytes = BODY, *, more_waits: bool = False) -> None:
     """Commit as a short cycle does, or as its task if that is not possible; returns when it is durable."""
     commit, ended = log.begin(), asyncio.get_running_loop().create_future()
     commit.add(1, [body])
-    if not log.append_at_once(commit, ended.set_result):
+
+    def told(error: Exception | None) -> bool:
+        ended.set_result(error)
+        return more_waits
+
+    if not log.append_at_once(commit, told):
         await log.append(commit)
     else:
         error = await asyncio.wait_for(ended, WITHIN_S)
@@ -73,6 +79,21 @@ async def test_no_commit_waits_for_a_segment_to_begin(monkeypatch: pytest.Monkey
         found, end = flat(await contents(log)), log.end
     async with opened(disk) as log:
         assert log.end == end and flat(await contents(log)) == found == [BODY] * stored
+
+
+@pytest.mark.parametrize("more_waits", [False, True])
+async def test_it_begins_early_while_nothing_waits(more_waits: bool) -> None:
+    """What waits for a commit would wait for that as well."""
+    body = bytes(10_000)
+    async with opened(FaultyDisk(RecordingDisk(queued=True))) as log:
+        assert log._opened is not None
+        bound, start = log._opened.segment_bytes_max, log.start
+        while not log.trim_points:
+            await append_at_once(log, body, more_waits=more_waits)
+            await until_idle(log)
+        left = bound - (log.trim_points[0] - start)
+    early = 0 if more_waits else bound // EARLY_SHARE
+    assert early < left <= early + len(body) + 1_000
 
 
 async def test_the_next_segment_begins_when_the_client_has_been_told() -> None:

@@ -40,7 +40,7 @@ def test_a_segment_suits_the_log_and_the_room_that_is_left(
 
 def test_a_segment_that_is_filled_fast_is_followed_by_one_that_lasts() -> None:
     free_bytes = 100_000 * MIB
-    assert segment_bytes(0, 0, free_bytes, SETTING, 10 * MIB) == sizing.SEGMENT_S * 10 * MIB
+    assert segment_bytes(0, 0, free_bytes, SETTING, 3 * MIB) == sizing.SEGMENT_S * 3 * MIB
     assert segment_bytes(0, 0, free_bytes, SETTING, 1000) == SEGMENT_BYTES_FIRST
     assert segment_bytes(0, 0, free_bytes, SETTING, 1000 * MIB) == SETTING
     assert segment_bytes(0, 0, 640 * MIB, SETTING, 1000 * MIB) == 10 * MIB, "where there is room for it"
@@ -52,11 +52,11 @@ def test_a_log_is_confined_where_the_room_that_is_left_makes_its_segments_shorte
     assert not is_confined(0, 0, 320 * MIB, SETTING) and not is_confined(0, 0, 64 * MIB, MIB)
 
 
-@pytest.mark.parametrize("log_bytes", [0, 160 * MIB])
-def test_no_two_partitions_that_fill_alike_begin_their_segments_together(log_bytes: int) -> None:
+@pytest.mark.parametrize(("log_bytes", "pace"), [(0, 0), (160 * MIB, 0), (0, 2 * MIB), (0, 1000 * MIB)])
+def test_no_two_partitions_that_fill_alike_begin_their_segments_together(log_bytes: int, pace: int) -> None:
     free_bytes = 100_000 * MIB
-    largest = segment_bytes(0, log_bytes, free_bytes, SETTING)
-    bounds = sorted(segment_bytes(number, log_bytes, free_bytes, SETTING) for number in range(32))
+    largest = segment_bytes(0, log_bytes, free_bytes, SETTING, pace)
+    bounds = sorted(segment_bytes(number, log_bytes, free_bytes, SETTING, pace) for number in range(32))
     assert largest * (1 - SPREAD) <= bounds[0] and bounds[-1] == largest
     for later in (1, 2, 5):  # in the same segment of each, and further on
         ends = sorted(later * bound for bound in bounds)

@@ -134,6 +134,43 @@ async def test_nobody_waits_longer_than_the_last_round_took(monkeypatch: pytest.
     assert keep_coming(0.0, "fourth") == 2.0
 
 
+async def test_nobody_waits_long_for_senders_with_a_pace_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They send no sooner because others of their messages were answered. Symptom: at half of the highest
+    rate, nine messages in ten waited for rounds, and the slowest tenth for 10 ms."""
+    monkeypatch.setattr(rounds, "IN_VAIN_S_MAX", 4 * rounds.PAUSE_S)
+    now_s, disk = [100.0], Disk()
+    each = Rounds(lambda: now_s[0])
+
+    def go_on(seconds: float, per_s: int = 50_000) -> None:
+        now_s[0] += seconds
+        each.arrived(round(per_s * seconds))
+
+    async def gather(per_s: int) -> float:
+        """For how long nobody waits after that round."""
+        each.answered(MANY)
+        assert each.awaits(disk, lambda: None)
+        while each._timer is not None:
+            go_on(rounds.PAUSE_S / 3, per_s)
+        await asyncio.sleep(0)
+        assert disk.together.pop() == 1 and not disk.together
+        return max(0.0, each._next_s - now_s[0])
+
+    assert await gather(50_000) == 0, "nothing is known of them yet"
+    go_on(0.1)
+    for pauses in (1, 2, 4, 4):
+        rest_s = await gather(50_000)
+        assert rest_s == pytest.approx(pauses * rounds.PAUSE_S)
+        go_on(0.9 * rest_s)
+        each.answered(MANY)
+        assert not each.awaits(disk, lambda: None)
+        go_on(0.2 * rest_s)
+    assert await gather(200_000) == 0, "they have waited for the answers"
+    go_on(0.1)
+    assert await gather(50_000) == pytest.approx(rounds.PAUSE_S)
+
+
 async def test_a_round_is_timed_to_its_last_answer_and_the_time_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

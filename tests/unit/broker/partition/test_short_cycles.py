@@ -26,7 +26,7 @@ from broker.partition.signals import Signal
 from broker.partition.state import Partition
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, DiskFull
-from storage.log import Commit
+from storage.log import Commit, Ended
 from tests.support.memory_log import MemoryLog
 from tests.support.partition_harness import Harness, one, running
 from tests.support.waiting import WAIT_S, until
@@ -341,9 +341,7 @@ async def test_the_disk_writes_while_the_state_changes(monkeypatch: pytest.Monke
         partition, append_at_once, known = harness.task._partition, harness.log.append_at_once, list[int]()
         assert partition is not None
 
-        def noting(
-            commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
-        ) -> bool:
+        def noting(commit: Commit, ended: Ended, *, urgent: bool = False) -> bool:
             known.append(partition.messages.count)
             return append_at_once(commit, ended, urgent=urgent)
 
@@ -359,6 +357,28 @@ async def test_the_disk_writes_while_the_state_changes(monkeypatch: pytest.Monke
         assert known == [1, 2]
     await harness.restart()
     assert (await harness.peek()).messages == [b"first", b"x", b"x", b"x"]
+
+
+async def test_the_log_hears_whether_more_waits_behind_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins its next segment while nothing does."""
+    harness = Harness()
+    async with _quiet(harness):
+        append_at_once, heard = harness.log.append_at_once, list[bool | None]()
+
+        def hearing(commit: Commit, ended: Ended, *, urgent: bool = False) -> bool:
+            return append_at_once(commit, lambda error: heard.append(ended(error)), urgent=urgent)
+
+        monkeypatch.setattr(harness.log, "append_at_once", hearing)
+        for more in ([], [b"z"]):
+            harness.log.gate = asyncio.Event()
+            harness.post(1, Send([b"y"], None))
+            await until(lambda: harness.log._appending)
+            for body in more:
+                harness.post(1, Send([body], None))
+            harness.log.gate.set()
+            await until(lambda more=more: len(heard) == 1 + 2 * len(more))  # type: ignore[misc]
+            await until(lambda: not harness.task._short.is_open)
+        assert heard == [False, True, False]
 
 
 async def test_a_partition_whose_log_is_at_work_awaits_nothing() -> None:
