@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-INTERVAL_S = 0.0005
+INTERVAL_S = 0.002
 """A thread gives up the interpreter for each call of the system, and asks for it again after that. With
 Python's own 5 ms, a job of the disk with a dozen short calls, such as beginning a segment, took up to 60 ms
-beside a busy event loop. A job that gets the interpreter keeps it for some microseconds."""
+beside a busy event loop. With less than 2 ms, the loop itself was slower."""
 
 
 def switch_soon() -> None:
