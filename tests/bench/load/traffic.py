@@ -182,6 +182,7 @@ def paced_latencies_s(target: Target, load: Load, count: int, per_s: float, *, r
     """Send count messages on one connection, `per_s` a second; gives the seconds from when each was due to
     its acknowledgement. With `receive`, another connection receives and completes them meanwhile.
     """
+    os.sync()  # what was written before, by whichever broker, is not this one's to wait for
     connections = [target.connect()]
     try:
         sender = PacedSender(connections[0], load.messages, PACED_WINDOW, per_s)
