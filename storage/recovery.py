@@ -86,8 +86,9 @@ class OpenLog:
     def next_is_due(self, *, more_waits: bool) -> bool:
         """Whether the next segment should begin: if a frame as large as the last one does not fit any more,
         or, since what waits for a commit waits for that as well, if nothing waits and soon none will."""
-        frame = self.active.frame_bytes
-        early = 0 if more_waits else min(EARLY_FRAMES * frame, self.segment_bytes_max // EARLY_SHARE)
+        frame, room = self.active.frame_bytes, self.segment_bytes_max // EARLY_SHARE
+        # With larger frames, there would be many more segments.
+        early = 0 if more_waits or frame > room else min(EARLY_FRAMES * frame, room)
         return self.active.used + frame + early > self.segment_bytes_max
 
 

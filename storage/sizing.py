@@ -39,10 +39,9 @@ def segment_bytes(
 ) -> int:
     """The bound for a segment that begins now, from the log's partition and length, the disk's free space,
     the setting, and the pace at which the segment before it was filled."""
-    return min(
-        max(_wanted(partition, log_bytes, bytes_max), _lasting(partition, bytes_per_s, bytes_max)),
-        max(SEGMENT_BYTES_MIN, free_bytes // SEGMENTS_PER_FREE),
-    )
+    room = max(SEGMENT_BYTES_MIN, free_bytes // SEGMENTS_PER_FREE)
+    lasting = _share(partition) * min(SEGMENT_S * bytes_per_s, bytes_max, room)
+    return min(max(_wanted(partition, log_bytes, bytes_max), int(lasting)), room)
 
 
 def is_confined(partition: int, log_bytes: int, free_bytes: int, bytes_max: int) -> bool:
@@ -52,10 +51,6 @@ def is_confined(partition: int, log_bytes: int, free_bytes: int, bytes_max: int)
 
 def _wanted(partition: int, log_bytes: int, bytes_max: int) -> int:
     return min(bytes_max, int(_share(partition) * max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG)))
-
-
-def _lasting(partition: int, bytes_per_s: float, bytes_max: int) -> int:
-    return int(_share(partition) * min(bytes_max, SEGMENT_S * bytes_per_s))
 
 
 def _share(partition: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 from storage.commit_jobs import Append
 from storage.errors import CommitFailed, DiskFailed
 from storage.file_log import FileLog
-from storage.recovery import EARLY_SHARE
+from storage.recovery import EARLY_FRAMES, EARLY_SHARE
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import contents, flat, on_faulty_disk
 from tests.support.recording_disk import RecordingDisk
@@ -81,10 +81,15 @@ async def test_no_commit_waits_for_a_segment_to_begin(monkeypatch: pytest.Monkey
         assert log.end == end and flat(await contents(log)) == found == [BODY] * stored
 
 
-@pytest.mark.parametrize("more_waits", [False, True])
-async def test_it_begins_early_while_nothing_waits(more_waits: bool) -> None:
-    """What waits for a commit would wait for that as well."""
-    body = bytes(10_000)
+@pytest.mark.parametrize(
+    ("size", "more_waits", "early_frames"),
+    [(4_000, False, EARLY_FRAMES), (10_000, False, None), (4_000, True, 0), (100_000, False, 0)],
+)
+async def test_it_begins_early_while_nothing_waits(
+    size: int, more_waits: bool, early_frames: int | None
+) -> None:
+    """What waits for a commit would wait for that as well. Large frames gain nothing."""
+    body = bytes(size)
     async with opened(FaultyDisk(RecordingDisk(queued=True))) as log:
         assert log._opened is not None
         bound, start = log._opened.segment_bytes_max, log.start
@@ -92,8 +97,8 @@ async def test_it_begins_early_while_nothing_waits(more_waits: bool) -> None:
             await append_at_once(log, body, more_waits=more_waits)
             await until_idle(log)
         left = bound - (log.trim_points[0] - start)
-    early = 0 if more_waits else bound // EARLY_SHARE
-    assert early < left <= early + len(body) + 1_000
+    early = bound // EARLY_SHARE if early_frames is None else early_frames * size
+    assert early < left <= early + (early_frames or 0) * 200 + 2 * size
 
 
 async def test_the_next_segment_begins_when_the_client_has_been_told() -> None:

@@ -52,9 +52,11 @@ def test_a_log_is_confined_where_the_room_that_is_left_makes_its_segments_shorte
     assert not is_confined(0, 0, 320 * MIB, SETTING) and not is_confined(0, 0, 64 * MIB, MIB)
 
 
+@pytest.mark.parametrize("free_bytes", [1_000 * MIB, 100_000 * MIB])
 @pytest.mark.parametrize(("log_bytes", "pace"), [(0, 0), (160 * MIB, 0), (0, 2 * MIB), (0, 1000 * MIB)])
-def test_no_two_partitions_that_fill_alike_begin_their_segments_together(log_bytes: int, pace: int) -> None:
-    free_bytes = 100_000 * MIB
+def test_no_two_partitions_that_fill_alike_begin_their_segments_together(
+    log_bytes: int, pace: int, free_bytes: int
+) -> None:
     largest = segment_bytes(0, log_bytes, free_bytes, SETTING, pace)
     bounds = sorted(segment_bytes(number, log_bytes, free_bytes, SETTING, pace) for number in range(32))
     assert largest * (1 - SPREAD) <= bounds[0] and bounds[-1] == largest
