@@ -348,26 +348,27 @@ _NO_ANNOTATIONS: _Annotations = (b"", 0, None, None)
 def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
     places = pairs(payload, value, end)
     count = len(places) // 2
-    kept, kept_from = b"", places[0]
+    kept, kept_from = list[bytes](), places[0]
     partition_key = scheduled_ms = None
     for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
         key = text_bytes(payload, at_key)
         if key is None or not key.startswith(b"x-opt-"):
             continue
         if key in BROKER_ANNOTATIONS:
-            kept += payload[kept_from:at_key]
+            kept.append(payload[kept_from:at_key])
             kept_from = behind
             count -= 1
         elif payload[at_value] == _NULL:
             continue
         elif key in _KEY_ANNOTATIONS:
-            if payload[at_value] in (_BINARY_8, _BINARY_32):
+            encoded = payload[at_value:behind]
+            if encoded[0] in (_BINARY_8, _BINARY_32):
                 # The Python client sends a message that it has received with its text as binary. Binary and
                 # text differ in their code alone (§1.6.19, §1.6.20).
-                payload = b"".join(
-                    (payload[:at_value], bytes([payload[at_value] | 1]), payload[at_value + 1 :])
-                )
-            text = _key(payload, at_value, _KEY_ANNOTATIONS[key])
+                encoded = bytes([encoded[0] | 1]) + encoded[1:]
+                kept += payload[kept_from:at_value], encoded
+                kept_from = behind
+            text = _key(encoded, 0, _KEY_ANNOTATIONS[key])
             if key == b"x-opt-partition-key":
                 partition_key = text
         elif key == b"x-opt-scheduled-enqueue-time":
@@ -376,7 +377,8 @@ def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
                     Reason.ARGUMENT, "The annotation x-opt-scheduled-enqueue-time is not a timestamp."
                 )
             scheduled_ms = _I64.unpack_from(payload, at_value + 1)[0]
-    return kept + payload[kept_from:end], count, partition_key, scheduled_ms
+    kept.append(payload[kept_from:end])
+    return b"".join(kept), count, partition_key, scheduled_ms
 
 
 def _delivery_annotations(payload: bytes, value: int, end: int) -> bytes:

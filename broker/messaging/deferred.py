@@ -4,7 +4,7 @@ is."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from broker.base.errors import Refused
@@ -85,8 +85,18 @@ async def remove_all(held: Held) -> Held:
 
 def release(held: Held) -> None:
     """Give locked messages back."""
-    for handle, locked in held:
-        handle.post(Release(locked.tokens), next_client(), _ignore)
+    release_later(held)()
+
+
+def release_later(held: Held) -> Callable[[], None]:
+    """What gives locked messages back when it is called. It keeps their tokens, not the messages."""
+    tokens = [(handle, locked.tokens) for handle, locked in held]
+
+    def give_all_back() -> None:
+        for handle, each in tokens:
+            handle.post(Release(each), next_client(), _ignore)
+
+    return give_all_back
 
 
 def portions_of(locked: Locked) -> Iterator[Locked]:

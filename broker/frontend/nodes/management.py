@@ -67,7 +67,15 @@ from broker.frontend.nodes.stream_requests import (
 from broker.identifiers import LockToken, encode_session_id, partition_of
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
-from broker.messaging.deferred import Held, portions_of, receive_deferred, release, remove_all, room
+from broker.messaging.deferred import (
+    Held,
+    portions_of,
+    receive_deferred,
+    release,
+    release_later,
+    remove_all,
+    room,
+)
 from broker.messaging.scheduling import cancel, check_schedules, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.messaging.storing import to_store
@@ -312,7 +320,7 @@ class ManagementNode:
         in_order = [messages[number] for number in dict.fromkeys(numbers) if number in messages]
         response = ok({"messages": in_order})
         # Removed messages are lost with their response, as with any receive-and-delete.
-        response.unsent = (lambda: release(held)) if mode == PEEK_LOCK else None
+        response.unsent = release_later(held) if mode == PEEK_LOCK else None
         return response
 
     async def _prepared(self, held: Held, *, peek_lock: bool) -> dict[int, dict[str, Any]]:

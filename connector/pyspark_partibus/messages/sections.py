@@ -26,6 +26,18 @@ PROPERTY_FIELDS = (
     "reply_to_session_id",
 )
 """The columns that are fields of the properties section, in its order (§3.2.4)."""
+_CODES: dict[object, int] = {
+    "amqp:header:list": HEADER,
+    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": ANNOTATIONS,
+    "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES,
+    "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": SEQUENCE,
+    "amqp:amqp-value:*": VALUE,
+    "amqp:footer:map": FOOTER,
+}
+"""By symbol, which a sender may write in place of the code (§1.2)."""
 _WIDTHS = (0, 1, 2, 4, 8, 16)
 """Bytes of a value whose constructor begins with 0x4 to 0x9 (§1.2)."""
 _u32 = struct.Struct(">I").unpack_from
@@ -42,6 +54,7 @@ def sections(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
                 code, start = data[at + 2], at + 3
             else:
                 descriptor, start = decode(data, at + 1)
+                descriptor = _CODES.get(descriptor, descriptor) if isinstance(descriptor, str) else descriptor
                 if not isinstance(descriptor, int):
                     raise BadMessage(f"the section at byte {at} has the unknown descriptor {descriptor!r}")
                 code = descriptor

@@ -1,4 +1,5 @@
 import struct
+import time
 from typing import Any
 from uuid import UUID
 
@@ -205,6 +206,28 @@ def test_a_partition_key_in_binary_is_text(text: str) -> None:
     found = stored(message(annotations=binary, properties=with_group_id(text)))
     assert (found.session_id, found.partition_key) == (text, text)
     assert found.data == stored(message(annotations=sent, properties=with_group_id(text))).data
+
+
+def test_many_keys_in_binary_cost_no_copy_of_the_message_each() -> None:
+    """Symptom: with a body of 950 KB and 2,300 of them, the event loop was held for 0.4 s."""
+    count, body = 1_000, section(DATA, bytes(1 << 20))
+
+    def with_keys(key: bytes | str) -> bytes:
+        pairs = (encode(Symbol("x-opt-via-partition-key")) + encode(key)) * count
+        size = (4 + len(pairs)).to_bytes(4, "big") + (2 * count).to_bytes(4, "big")
+        return b"\x00\x53\x72\xd1" + size + pairs + body
+
+    def least_s(payload: bytes) -> float:
+        took = []
+        for _ in range(3):
+            began = time.thread_time()
+            stored(payload)
+            took.append(time.thread_time() - began)
+        return min(took)
+
+    binary, text = with_keys(b"k"), with_keys("k")
+    assert stored(binary).data == stored(text).data
+    assert least_s(binary) < 0.03 + 4 * least_s(text), "each copy takes 0.1 ms or more, and there were two"
 
 
 def test_a_message_with_delivery_annotations_is_of_version_2_and_all_others_of_version_1() -> None:

@@ -22,6 +22,21 @@ def test_sections_are_found_in_their_order() -> None:
     assert found[-1][2] == len(encoded)
 
 
+def test_descriptors_may_be_spelled_out() -> None:
+    """Symptom: one such message failed the query, although the broker takes it like any other."""
+    names = ("amqp:properties:list", "amqp:application-properties:map", "amqp:data:binary", "amqp:footer:map")
+    values = (b"\x45", b"\xc1\x01\x00", b"\xa0\x01x", b"\xc1\x01\x00")
+    parts = [
+        b"\x00\xa3" + bytes([len(name)]) + name.encode() + value
+        for name, value in zip(names, values, strict=True)
+    ]
+    encoded = b"".join(parts)
+    assert [code for code, _, _ in sections(encoded, 0, len(encoded))] == [0x73, 0x74, 0x75, 0x78]
+    unknown = encoded.replace(b"amqp:footer:map", b"amqp:further:mp")
+    with pytest.raises(BadMessage, match="unknown descriptor 'amqp:further:mp'"):
+        list(sections(unknown, 0, len(unknown)))
+
+
 def test_a_message_cut_anywhere_but_between_sections_is_noticed() -> None:
     encoded = message()
     ends = {0, *(end for _, _, end in sections(encoded, 0, len(encoded)))}

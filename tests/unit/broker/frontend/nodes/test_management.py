@@ -4,9 +4,11 @@ for."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import CellType
 from typing import Any
 
 import pytest
@@ -198,6 +200,26 @@ async def test_receive_and_delete_answers_when_the_removal_is_durable_and_shows_
     for entry in response.body["messages"]:
         found = sections(entry["message"])
         assert found[DELIVERY_ANNOTATIONS] == {} and "x-opt-locked-until" not in found[ANNOTATIONS]
+
+
+async def test_a_response_that_may_be_taken_back_keeps_no_messages() -> None:
+    """Symptom: the Python client settles no response, so the broker kept the messages as long as its link."""
+    work = await bench()
+    messages = locked(1, 3)
+    response = await work.ask(
+        "receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)}
+    )
+    assert callable(response.unsent)
+    reached: list[Any] = [response.unsent]
+    seen = set[int]()
+    while reached:
+        reached = [
+            each
+            for each in gc.get_referents(*reached)
+            if isinstance(each, (tuple, list, CellType, Locked)) and id(each) not in seen
+        ]
+        seen.update(map(id, reached))
+        assert not any(isinstance(each, Locked) for each in reached)
 
 
 async def test_what_was_removed_is_given_out_though_the_lock_of_another_one_was_lost() -> None:
