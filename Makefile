@@ -64,7 +64,7 @@ test: $(DEV) ## every test, three at a time, as most of them wait half of their 
 
 check: lint types test ## what CI runs
 
-crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
+crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 6)
 	PARTIBUS_CRASH_ROUNDS=$${PARTIBUS_CRASH_ROUNDS:-50} $(BIN)/python -m pytest $(NO_LIMIT) tests/crash $(ARGS)
 
 simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time), and Spark with 50 rounds of kills, 1,000,000 messages and 1,000 batches; more than an hour

@@ -1,6 +1,6 @@
 """A round of load, kills and restarts, as all tests of `kill -9` have it.
 
-`PARTIBUS_CRASH_ROUNDS` sets the number of rounds (10), `PARTIBUS_CRASH_SEED` repeats them. Everything a round
+`PARTIBUS_CRASH_ROUNDS` sets the number of rounds (6), `PARTIBUS_CRASH_SEED` repeats them. Everything a round
 decides comes from the seed and the round's number, but not when bytes reach the disk, so a repetition will
 probably, not certainly, hit the same moment.
 """
@@ -20,7 +20,7 @@ from tests.crash.ledger import QueueLedger
 from tests.support.broker_process import BrokerProcess
 from tests.support.scrapes import by_entity, metrics
 
-ROUNDS = int(os.environ.get("PARTIBUS_CRASH_ROUNDS", "10"))
+ROUNDS = int(os.environ.get("PARTIBUS_CRASH_ROUNDS", "6"))
 SEED = int(os.environ.get("PARTIBUS_CRASH_SEED") or secrets.randbelow(2**32))
 SMALL_LOGS = {"PARTIBUS_SEGMENT_BYTES": "65536", "PARTIBUS_CHECKPOINT_BYTES": "65536"}
 """For every other round: segments roll, checkpoints are made and old segments are removed around the kill."""
