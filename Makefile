@@ -59,8 +59,8 @@ lint: $(DEV) ## ruff only looks
 types: $(DEV) ## mypy --strict
 	$(BIN)/mypy
 
-test: $(DEV) ## every test, three at a time, as most of them wait half of their time; ARGS="-k name" picks some
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(DEV) ## every test, two at a time; ARGS="-k name" picks some
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types test ## what CI runs
 
