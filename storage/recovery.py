@@ -52,7 +52,8 @@ FILLED_SEGMENT_BYTES_MIN = 256 << 10
 than 16 MiB left then (`sizing.py`). While room for draining is short, no zeros are added to any segment."""
 
 EARLY_FRAMES, EARLY_SHARE = 8, 16
-"""While nothing waits, the next segment begins up to so many frames early, or this share of a segment."""
+"""While nothing waits, the next segment begins early: by so many frames, or by a segment divided by this if
+that is less."""
 
 
 @dataclass(slots=True)

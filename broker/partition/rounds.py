@@ -8,9 +8,9 @@ may, since the broker reads its messages meanwhile. Others are not waited for lo
 they come slowly, those that wait go on, and at the latest after as long as the last round took to be
 committed, or WAIT_S_MAX.
 
-A sender with a pace of its own, whom no answer lets send more, gains nothing from rounds. If messages come no
-faster while a round gathers than before, nobody waits for a while: at first for a pause, then for twice as
-long after each such round.
+A sender with a pace of its own, whom no answer lets send more, gains nothing from rounds. If messages come
+hardly faster while a round gathers than before, nobody waits for a while: at first for a pause, then for
+twice as long after each such round.
 
 Knows no partition: whoever waits says what it begins, and on which disk.
 """
@@ -36,7 +36,8 @@ PAUSE_S = 0.003
 WAIT_S_MAX = 0.010
 """Nobody waits longer than this, however long the last round took."""
 FASTER = 2
-"""Senders that wait for answers send several times as fast once they have them."""
+"""Messages that come less than so many times as fast while a round gathers as before are those of senders
+that do not wait for answers. Others send several times as fast once they have them."""
 IN_VAIN_S_MAX = 1.0
 """After rounds that have gathered in vain, the next one gathers so much later at most. Its messages wait a
 hundredth of this."""
@@ -156,8 +157,8 @@ class Rounds:
             self._begin()
 
     def _has_gathered(self, now_s: float) -> None:
-        """End the wait for more. It was in vain if messages came no faster than before: then the senders
-        have a pace of their own, which no answer changes."""
+        """End the wait for more. It was in vain if messages came hardly faster than before (FASTER): then the
+        senders have a pace of their own, which no answer changes."""
         self._timer = None
         if self._take_pace(now_s) >= FASTER * self._pace:
             self._in_vain_s = 0.0

@@ -26,7 +26,7 @@ PROPERTY_FIELDS = (
     "reply_to_session_id",
 )
 """The columns that are fields of the properties section, in its order (§3.2.4)."""
-_CODES: dict[object, int] = {
+_CODES = {
     "amqp:header:list": HEADER,
     "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
     "amqp:message-annotations:map": ANNOTATIONS,

@@ -31,7 +31,7 @@ from protocol.codec import (
 )
 from protocol.events import MessagesReceived, TransactionalState
 from tests.support import raw_amqp as raw
-from tests.support.link_stack import LinkStack, turn, until
+from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.management_bench import bench
 from tests.support.raw_amqp import Frame
 
@@ -119,15 +119,38 @@ async def test_a_client_whose_time_is_used_up_goes_on_in_a_later_turn(
     assert asked == list(range(50)) and accepted == ([] if settled else list(range(50)))
 
 
-async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Symptom: it was never answered, and later requests had no responses."""
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request gets a small response."""
 
     async def respond(node: ManagementNode, request: Request) -> Response:
         return Response({"statusCode": 200})
 
     monkeypatch.setattr(ManagementNode, "respond", respond)
+
+
+async def asking(client: Client, *replies: str) -> None:
+    """Attach a link for requests, handle 0, and one for each address that responses go to, from 1 on."""
+    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
+    for handle, reply in enumerate(replies, 1):
+        fields = raw.receiver_attach(handle, "queue/$management")
+        fields[6] = Described(ULong(raw.TARGET), [reply])
+        client.say(raw.frame(raw.ATTACH, fields))
+    await client.hear()
+
+
+async def ask(client: Client, number: int, reply: str = "reply") -> None:
+    request = sections((0x73, [str(number), None, None, None, reply]), (0x74, {"operation": "x"}))
+    client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
+    await turn()
+
+
+@pytest.mark.usefixtures("answered")
+async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: it was never answered, and later requests had no responses."""
+
     write, writes = Connection._write, 0
 
     def counted(connection: Connection) -> None:
@@ -137,15 +160,7 @@ async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
 
     monkeypatch.setattr(Connection, "_write", counted)
     client = await LinkStack(1).connect(window=0)
-    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
-    fields = raw.receiver_attach(1, "queue/$management")
-    fields[6] = Described(ULong(raw.TARGET), ["reply"])
-    client.say(raw.frame(raw.ATTACH, fields))
-    await client.hear()
-
-    def ask(number: int) -> None:
-        request = sections((0x73, [str(number), None, None, None, "reply"]), (0x74, {"operation": "x"}))
-        client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
+    await asking(client, "reply")
 
     def flow(received: int, credit: int, window: int, *, drain: bool = False) -> None:
         fields = raw.flow_fields(1, received, credit, received=received, drain=drain)
@@ -153,8 +168,7 @@ async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
         client.say(raw.frame(raw.FLOW, fields))
 
     flow(0, 30, 0)
-    ask(0)
-    await turn()
+    await ask(client, 0)
     flow(0, 30, 0, drain=True)
     await turn()
     assert not [frame for frame in await client.hear() if frame.code == raw.TRANSFER or frame.field(8)]
@@ -168,33 +182,18 @@ async def test_a_drain_is_answered_behind_a_response_that_waits_for_the_window(
     assert [frame.code for frame in heard] == [raw.TRANSFER, raw.FLOW]
     assert (heard[1].field(5), heard[1].field(6)) == (30, 0)
     flow(30, 5, 10)
-    ask(1)
-    await turn()
+    await ask(client, 1)
     assert len(await client.heard(raw.TRANSFER)) == 1
 
 
-async def test_a_response_that_is_settled_twice_in_one_read_is_settled_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("answered")
+async def test_a_response_that_is_settled_twice_in_one_read_is_settled_once() -> None:
     """Symptom: the client's connection ended."""
-
-    async def respond(node: ManagementNode, request: Request) -> Response:
-        return Response({"statusCode": 200})
-
-    monkeypatch.setattr(ManagementNode, "respond", respond)
     client = await LinkStack(1).connect()
-    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
-    fields = raw.receiver_attach(1, "queue/$management")
-    fields[6] = Described(ULong(raw.TARGET), ["reply"])
-    client.say(raw.frame(raw.ATTACH, fields), raw.frame(raw.FLOW, raw.flow_fields(1, 0, 10)))
-
-    async def ask(number: int) -> None:
-        request = sections((0x73, [str(number), None, None, None, "reply"]), (0x74, {"operation": "x"}))
-        client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
-        await turn()
-
+    await asking(client, "reply")
+    client.say(raw.frame(raw.FLOW, raw.flow_fields(1, 0, 10)))
     for number in range(2):
-        await ask(number)
+        await ask(client, number)
     first, second = [each.field(1) for each in await client.heard(raw.TRANSFER)]
     accepted = raw.outcome(raw.ACCEPTED)
     client.say(
@@ -204,28 +203,20 @@ async def test_a_response_that_is_settled_twice_in_one_read_is_settled_once(
         ]
     )
     await turn()
-    await ask(2)
+    await ask(client, 2)
     assert len(await client.heard(raw.TRANSFER)) == 1
 
 
+@pytest.mark.usefixtures("answered")
 @pytest.mark.parametrize("window", [1, 2, 3, 10])
 async def test_the_drains_of_links_that_share_a_window_are_answered_behind_their_responses(
-    window: int, monkeypatch: pytest.MonkeyPatch
+    window: int,
 ) -> None:
     """Symptom: each link counted on the whole window. If the other's responses took it, proton forgot the
     answer, and the link had no credit any more."""
 
-    async def respond(node: ManagementNode, request: Request) -> Response:
-        return Response({"statusCode": 200})
-
-    monkeypatch.setattr(ManagementNode, "respond", respond)
     client = await LinkStack(1).connect(window=0)
-    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue/$management")))
-    for handle in (1, 2):
-        fields = raw.receiver_attach(handle, "queue/$management")
-        fields[6] = Described(ULong(raw.TARGET), [f"reply{handle}"])
-        client.say(raw.frame(raw.ATTACH, fields))
-    await client.hear()
+    await asking(client, "reply1", "reply2")
     heard: list[Frame] = []
 
     def flow(handle: int, window: int, *, drain: bool = True) -> None:
@@ -237,10 +228,7 @@ async def test_the_drains_of_links_that_share_a_window_are_answered_behind_their
 
     for number, handle in enumerate((1, 1, 2, 2)):
         flow(handle, 0, drain=False)
-        properties = [str(number), None, None, None, f"reply{handle}"]
-        request = sections((0x73, properties), (0x74, {"operation": "x"}))
-        client.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request))
-        await turn()
+        await ask(client, number, f"reply{handle}")
     flow(1, 0)
     for opened in (window, 10):
         flow(2, opened)
