@@ -244,7 +244,7 @@ def measure_feature(found: Comparison, scale: Scale, row: FeatureRow, broker: To
     measured = feature_rows.measured(row, broker, scale.messages, scale.paced_s)
     for measure_of, value in measured.values.items():
         found.note(row.name, measure_of, broker.name, value)
-    _note_percentiles(found, row.name, broker.name, measured.took_ms)
+    note_percentiles(found, row.name, broker.name, measured.took_ms)
     progress.print(f"  {row.name:24} {broker.name}")
 
 
@@ -273,13 +273,13 @@ def measure_in_and_out(found: Comparison, scale: Scale, row: str, broker: Broker
         took_ms = [us / 1000 for us in traffic.send_latencies_us(target, scale.one_at_a_time)]
         traffic.receive(target, scale.one_at_a_time)
         _note_cpu(found, row, broker, begun_s, scale.one_at_a_time)
-        _note_percentiles(found, row, name, took_ms)
+        note_percentiles(found, row, name, took_ms)
     else:
         _measure_shape(found, scale, SHAPE_OF[row], broker)
 
 
 def _measure_shape(found: Comparison, scale: Scale, shape: Shape, broker: Broker) -> None:
-    target, name, count, load = broker.target, broker.target.name, _count(scale, shape), _load(shape)
+    target, name, count, load = broker.target, broker.target.name, _count(scale, shape), load_of(shape)
     begun_s = broker.cpu_s()
     found.note(shape.name, Measure.IN, name, traffic.send(target, count, load=load))
     sent_s = broker.cpu_s()
@@ -295,21 +295,22 @@ def _count(scale: Scale, shape: Shape) -> int:
 
 
 @cache
-def _load(shape: Shape) -> Load:
+def load_of(shape: Shape) -> Load:
+    """The messages of a shape, and how many may be under way."""
     return Load(shape.messages(), shape.body_bytes, window_of(shape, traffic.WINDOW))
 
 
 def _measure_latencies(found: Comparison, scale: Scale, shape: Shape, broker: Broker) -> None:
     """What follows the messages that went in and out in this round: latencies at half of their rate, and
     what a sender and a receiver do at once."""
-    target, name, count, load = broker.target, broker.target.name, _count(scale, shape), _load(shape)
+    target, name, count, load = broker.target, broker.target.name, _count(scale, shape), load_of(shape)
     rate = found.cells[shape.name, Measure.IN, name].rounds[-1]
     paced = max(20, int(rate / 2 * scale.paced_s))
     took_ms = [
         each * 1000 for each in traffic.paced_latencies_s(target, load, paced, rate / 2, receive=False)
     ]
     traffic.receive(target, paced, load=load)
-    _note_percentiles(found, shape.name, name, took_ms)
+    note_percentiles(found, shape.name, name, took_ms)
     # Half of the rate without a receiver can be nearly all that a broker can do beside one.
     rate = traffic.send_beside_receiver(target, count, load)
     found.note(shape.name, Measure.BESIDE_RECEIVER, name, rate)
@@ -329,13 +330,14 @@ def _note_cpu(found: Comparison, row: str, broker: Broker, begun_s: float, count
         found.note(row, Measure.CPU_IN_AND_OUT, broker.target.name, used_us)
 
 
-def _note_percentiles(
+def note_percentiles(
     found: Comparison,
     row: str,
     broker: str,
     took_ms: Sequence[float],
     measures: tuple[Measure, Measure, Measure] = (Measure.P50, Measure.P99, Measure.P999),
 ) -> None:
+    """Note p50, p99 and p99.9 of what one round took."""
     for measure_of, share in zip(measures, SHARES, strict=True):
         found.note(row, measure_of, broker, percentile(took_ms, share))
 
@@ -364,7 +366,7 @@ def _measure_batches(found: Comparison, scale: Scale, broker: Broker, connection
         count = scale.batches * BATCH
         found.note(BATCHES, Measure.IN, OURS, count / took_s)
         found.note(BATCHES, Measure.CPU_IN, OURS, (broker.cpu_s() - begun_cpu_s) / count * 1e6)
-        _note_percentiles(
+        note_percentiles(
             found, BATCHES, OURS, took_ms, (Measure.BATCH_P50, Measure.BATCH_P99, Measure.BATCH_P999)
         )
     traffic.receive(broker.target, count + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,19 @@ def test_each_row_has_its_measures() -> None:
     assert len(found.ratios("keyed", Measure.IN)) == pairs.QUICK.rounds
 
 
+@pytest.mark.parametrize(
+    ("beside_receiver", "cpu"), [(False, Measure.CPU_IN), (True, Measure.CPU_IN_AND_OUT)]
+)
+def test_at_a_pace_latencies_are_measured(beside_receiver: bool, cpu: Measure) -> None:
+    found, pace = Pairs({}, "plain"), pairs.Pace(1_000, 0.2, beside_receiver)
+    began = time.perf_counter()
+    with running_bare_peer() as peer:
+        pairs.measure_pairs(found, pairs.QUICK, ["keyed"], brokers_at(endpoint_of(peer)), pace)
+    assert time.perf_counter() - began >= pairs.QUICK.rounds * 2 * pace.seconds * 0.99
+    assert [measure for _, measure in found.measured] == [cpu, Measure.P50, Measure.P99, Measure.P999]
+    assert len(found.rounds("keyed", Measure.P99, AFTER)) == pairs.QUICK.rounds
+
+
 def test_pairs_and_messages_may_be_chosen() -> None:
     assert pairs.scale_of(None, None, quick=False) == pairs.FULL
     assert pairs.scale_of(None, None, quick=True) == pairs.QUICK
@@ -121,6 +135,17 @@ def test_pairs_and_messages_may_be_chosen() -> None:
         (["--before", str(REPOSITORY), "--shape", "plian"], 'no row "plian"; there are "plain"'),
         (["--before", str(REPOSITORY), "--pairs", "0"], "Invalid value for '--pairs'"),
         (["--before", str(REPOSITORY), "--messages", "99"], "Invalid value for '--messages'"),
+        (["--before", str(REPOSITORY), "--seconds", "1"], "it needs a pace: --per-second"),
+        (["--before", str(REPOSITORY), "--beside-receiver"], "it needs a pace: --per-second"),
+        (["--before", str(REPOSITORY), "--per-second", "0"], "Invalid value for '--per-second'"),
+        (
+            ["--before", str(REPOSITORY), "--per-second", "9", "--messages", "100"],
+            "the pace and --seconds give",
+        ),
+        (
+            ["--before", str(REPOSITORY), "--per-second", "9", "--shape", ONE],
+            "'one at a time' is not sent at a pace",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_measured(
