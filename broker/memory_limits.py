@@ -15,6 +15,9 @@ PAYLOAD_PARTS = 2
 """Message bodies kept in memory may take this part of the mark: the broker and the state of the messages need
 the rest. With more, bodies alone would reach the mark, and sends would be refused until messages leave."""
 
+PAYLOAD_PARTS_BY_DEFAULT = 8
+"""Unless they are told otherwise, they take this part at most."""
+
 _OF_EACH_CONNECTION = {
     "total_inflight_bytes_max": ("connection_inflight_bytes_max",),
     "total_output_bytes_max": ("output_buffer_bytes_max", "receive_cache_bytes"),
@@ -26,6 +29,14 @@ _OF_EACH_CONNECTION = {
 def mark_of(settings: Settings, available: int) -> int:
     """The memory mark in bytes. `available` is the memory that the process may use, in bytes."""
     return settings.memory_bytes_max or available * settings.memory_percent_max // 100
+
+
+def payload_bytes(settings: Settings, mark: int) -> int:
+    """How many bytes of message bodies are kept in memory: as many as were given, or the default, which is
+    lower on a small machine."""
+    size = settings.payload_memory_bytes
+    is_given = "payload_memory_bytes" in settings.model_fields_set
+    return size if is_given else min(size, mark // PAYLOAD_PARTS_BY_DEFAULT)
 
 
 def check_limits(settings: Settings, mark: int) -> None:

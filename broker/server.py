@@ -37,7 +37,7 @@ from broker.hosting.host import HostFolder, HostSettings, PartitionHost
 from broker.hosting.local import LocalHost
 from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
-from broker.memory_limits import check_limits, mark_of
+from broker.memory_limits import check_limits, mark_of, payload_bytes
 from broker.message.stored import MessageIds
 from broker.namespace.namespace import Namespace
 from broker.namespace.namespaces import Namespaces, ServedNamespace
@@ -129,7 +129,9 @@ class Broker:
         self._failure: BaseException | None = None
         disk = disk or LocalDisk()
         folders = arrange(disk, settings.data_dirs, settings.disk_timeout_ms)
-        self.host = self._make_host(_host_settings(settings, folders, shares), disk)
+        self.host = self._make_host(
+            _host_settings(settings, folders, shares, payload_bytes(settings, mark)), disk
+        )
         self.memory = _memory(mark, self.host, self._opening_bytes)
         home = home_of(disk, folders)
         self.settings = settings.model_copy(update={"data_dir": home})
@@ -459,7 +461,9 @@ def _witness(folder: Folder, pool: Executor, disk: Disk) -> Witness:
     return Witness(folder.path, disk, admit=admit, executor=pool)
 
 
-def _host_settings(settings: Settings, folders: Sequence[Folder], shares: Shares) -> HostSettings:
+def _host_settings(
+    settings: Settings, folders: Sequence[Folder], shares: Shares, payload_memory_bytes: int
+) -> HostSettings:
     return HostSettings(
         folders=tuple(HostFolder(str(folder.path), folder.id, folder.is_missing) for folder in folders),
         unknown=str(settings.data_dir / "unknown"),
@@ -472,7 +476,7 @@ def _host_settings(settings: Settings, folders: Sequence[Folder], shares: Shares
         committer_threads=settings.committer_threads,
         checkpoint_bytes=settings.checkpoint_bytes,
         disk_timeout_ms=settings.disk_timeout_ms,
-        payload_memory_bytes=settings.payload_memory_bytes,
+        payload_memory_bytes=payload_memory_bytes,
         message_ids_max=settings.message_ids_max,
     )
 

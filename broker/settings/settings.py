@@ -284,10 +284,10 @@ class Settings(BaseSettings):
         "is answered with 503 after the same time.",
     )
     payload_memory_bytes: int = Field(
-        32 * MIB,
+        256 * MIB,
         ge=0,
-        description="Memory for message bodies, over all partitions: at most half of the memory mark. Other "
-        "bodies are read from the log.",
+        description="Memory for message bodies, over all partitions: at most half of the memory mark, and by "
+        "default no more than an eighth of it. Other bodies are read from the log.",
     )
     message_ids_max: int = Field(
         5_000_000,

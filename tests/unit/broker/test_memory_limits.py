@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.memory_limits import check_limits, mark_of
+from broker.memory_limits import check_limits, mark_of, payload_bytes
 from broker.server import Broker
 from broker.settings.settings import WrongSettings, load_settings
 
@@ -73,6 +73,13 @@ def test_bodies_in_memory_take_at_most_half_of_the_mark() -> None:
         WrongSettings, match=r"PAYLOAD_MEMORY_BYTES is 52428801, .* at most 52428800: half of"
     ):
         check_limits(load_settings(payload_memory_bytes=50 * MIB + 1), mark=100 * MIB)
+
+
+def test_bodies_in_memory_take_an_eighth_of_the_mark_unless_more_is_given() -> None:
+    assert payload_bytes(load_settings(), mark=8 << 30) == 256 * MIB
+    assert payload_bytes(load_settings(), mark=800 * MIB) == 100 * MIB
+    assert payload_bytes(load_settings(payload_memory_bytes=200 * MIB), mark=800 * MIB) == 200 * MIB
+    assert payload_bytes(load_settings(payload_memory_bytes=0), mark=800 * MIB) == 0
 
 
 def test_each_wrong_limit_has_its_line() -> None:
