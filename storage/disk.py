@@ -110,6 +110,10 @@ class Disk(Protocol):
         """Write the buffers one after the other at `offset`; gives how many bytes were written, which may be
         fewer."""
 
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        """Make room at the file's end, which reads as zeros, without writing it. If the file system cannot do
+        that, the file only gets longer, and a later write may find no space."""
+
     def sync(self, fd: int) -> None:
         """Make the file's bytes and size durable."""
 
@@ -198,6 +202,14 @@ class LocalDisk:
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         return os.pwritev(fd, buffers[:_IOV_MAX], offset)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        try:
+            os.posix_fallocate(fd, offset, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            os.ftruncate(fd, offset + size)
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)

@@ -26,8 +26,14 @@ changes neither the size nor the extents of a file saves the file system a journ
 files, 32 KiB per round, 4 threads): 1.05 ms per round and 0.70 ms of CPU, instead of 1.5 ms and 0.95 ms.
 
 When half of a step is used up, or fewer than 256 KiB are left, a thread writes the next zeros (`Zeros`) while
-commits go on. Large frames need them earlier. A commit that finds no room writes them itself, and waits for
+commits go on. Larger frames need them earlier. A commit that finds no room writes them itself, and waits for
 them.
+
+Behind large frames, zeros are not written, but only allocated: the file system notes that the bytes belong to
+the file and read as zeros. To write them as well would take longer than the journal commits that it saves.
+Measured (ext4, 4 files, 4 threads), in MB/s with zeros that are written and with allocated ones: 216 and 168
+with frames of 32 KiB, 439 and 388 with 128 KiB, 523 and 671 with 512 KiB, 483 and 833 with 1 MiB. The time of
+the processor is the same with 128 KiB, and less than half with 1 MiB.
 """
 
 from __future__ import annotations
@@ -57,6 +63,11 @@ FILL_STEP_BYTES_MAX = 1 << 20
 messages."""
 FILL_LOW_BYTES_MAX = 256 << 10
 """Time enough to write the next step while commits go on."""
+
+ALLOCATED_FRAME_BYTES_MIN = 128 << 10
+"""Behind frames of this size, zeros are allocated."""
+ALLOCATED_STEP_BYTES_MAX = 4 << 20
+"""Such a step costs a thread that wakes up, but no sync."""
 
 FRAMES_AHEAD = 2
 """Zeros are also due without room for so many frames like the last one, or for so many steps. Otherwise,
@@ -156,16 +167,17 @@ class _Put(NamedTuple):
 
 
 class Zeros(NamedTuple):
-    """Zeros to be written ahead of a segment's frames. Only their own thread touches these bytes
-    meanwhile."""
+    """Zeros to be put ahead of a segment's frames. Only their own thread touches these bytes meanwhile."""
 
     path: Path
     begin: int
     end: int
+    are_allocated: bool
+    """Whether they are not written."""
 
     def write(self, disk: Disk, syncs: bool) -> None:
-        """Write them through a descriptor of their own, so that the commits' descriptor still reports every
-        error.
+        """Put them there, through a descriptor of their own, so that the commits' descriptor still reports
+        every error.
 
         Raises CommitFailed if the file must not be written to any more (durability rule 4); any other error
         has changed nothing.
@@ -179,16 +191,23 @@ class Zeros(NamedTuple):
     def _write(self, disk: Disk, fd: int, syncs: bool) -> None:
         try:
             try:
-                write_all(disk, fd, _zeros(self.end - self.begin), self.begin)
+                self.put(disk, fd)
             except OSError as error:
                 if error.errno in FULL_ERRNOS:
                     disk.truncate(fd, self.begin)
                     raise DiskFull(f"{self.path}: {error.strerror}") from error
                 raise
-            if syncs:
+            if syncs and not self.are_allocated:
                 disk.sync(fd)
         except OSError as error:
             raise CommitFailed(f"{self.path}: it could not be filled: {error.strerror}") from error
+
+    def put(self, disk: Disk, fd: int) -> None:
+        """Put them there, without a sync. Raises OSError."""
+        if self.are_allocated:
+            disk.allocate(fd, self.begin, self.end - self.begin)
+        else:
+            write_all(disk, fd, _zeros(self.end - self.begin), self.begin)
 
 
 class ActiveSegment:
@@ -208,7 +227,7 @@ class ActiveSegment:
         self._low = 0
         """With less room than this, zeros are due."""
         self.frame_bytes = 0
-        """The size of the last frame."""
+        """The size of the last frame; in a new segment, of the last one before it."""
         self.segment = segment
         self.used = used
         """The bytes of the file up to the end of its last whole frame."""
@@ -303,21 +322,37 @@ class ActiveSegment:
     def _write(self, frame: list[bytes], fill_until: int) -> None:
         length = sum(map(len, frame))
         end = self.used + length
-        if end <= self._filled:
-            write_all(self._disk, self._fd, frame, self.used)
-        else:
-            zeros = max(0, min(self._fill_step, fill_until - end))
-            try:
-                write_all(self._disk, self._fd, [*frame, *_zeros(zeros)], self.used)
-            except OSError as error:
-                if error.errno not in FULL_ERRNOS or not zeros:
-                    raise
-                self.undo()
-                zeros = 0
-                write_all(self._disk, self._fd, frame, self.used)  # the frame alone may still fit
-            self._filled = end + zeros
+        self.frame_bytes = length
+        write_all(self._disk, self._fd, frame, self.used)
+        if end > self._filled:
+            self._filled = self._put_zeros(end, min(end + self._step, fill_until))
             self._grow_step()
-        self.used, self.frame_bytes = end, length
+        self.used = end
+
+    def _put_zeros(self, begin: int, end: int) -> int:
+        """Put zeros behind a frame that was just written; gives where they end. There are none if there is no
+        space for them."""
+        if end <= begin:
+            return begin
+        try:
+            self._zeros(begin, end).put(self._disk, self._fd)
+        except OSError as error:
+            if error.errno not in FULL_ERRNOS:
+                raise
+            self._cut_off(begin)
+            return begin
+        return end
+
+    def _zeros(self, begin: int, end: int) -> Zeros:
+        return Zeros(self.segment.path, begin, end, self._is_large)
+
+    @property
+    def _is_large(self) -> bool:
+        return self.frame_bytes >= ALLOCATED_FRAME_BYTES_MIN
+
+    @property
+    def _step(self) -> int:
+        return min(self._fill_step, ALLOCATED_STEP_BYTES_MAX if self._is_large else FILL_STEP_BYTES_MAX)
 
     @property
     def is_low(self) -> bool:
@@ -326,22 +361,22 @@ class ActiveSegment:
 
     @property
     def _least_room(self) -> int:
-        return max(self._low, FRAMES_AHEAD * min(self.frame_bytes, self._fill_step) if self._low else 0)
+        return max(self._low, FRAMES_AHEAD * min(self.frame_bytes, self._step) if self._low else 0)
 
     def zeros_due(self, fill_until: int) -> Zeros | None:
         """The zeros that should be written now, so that later frames find room; None if there are enough, or
         `fill_until` allows no more."""
         if not self.is_low or self._filled >= fill_until:
             return None
-        end = self._filled + self._fill_step
+        end = self._filled + self._step
         if end + self._least_room > fill_until:
             end = fill_until  # with the rest, which would be a short step
-        return Zeros(self.segment.path, self._filled, end)
+        return self._zeros(self._filled, end)
 
     def fill(self, fill_until: int, *, syncs: bool) -> None:
         """Write the first zeros of a new segment; without room for them, does nothing. Raises
         CommitFailed."""
-        zeros = Zeros(self.segment.path, self._filled, min(self._filled + self._fill_step, fill_until))
+        zeros = self._zeros(self._filled, min(self._filled + self._step, fill_until))
         if zeros.begin < zeros.end:
             with contextlib.suppress(DiskFull):
                 zeros.write(self._disk, syncs)
@@ -359,24 +394,29 @@ class ActiveSegment:
             self._grow_step()
 
     def follow(self, before: ActiveSegment) -> None:
-        """Begin with larger steps than a new log, because commits have filled the segment before this one."""
+        """Expect frames like those of the segment before. Begin with larger steps than a new log, because
+        commits have filled that one."""
+        self.frame_bytes = before.frame_bytes
         step = max(FILL_STEP_BYTES_FOLLOWING, FRAMES_AHEAD * before.frame_bytes)
-        self._fill_step = max(self._fill_step, min(before._fill_step, step))
+        self._fill_step = max(self._fill_step, min(before._step, step))
 
     def _grow_step(self) -> None:
-        self._low = min(self._fill_step // 2, FILL_LOW_BYTES_MAX)
-        self._fill_step = min(self._fill_step * 2, FILL_STEP_BYTES_MAX)
+        self._low = min(self._step // 2, FILL_LOW_BYTES_MAX)
+        self._fill_step = 2 * self._step
 
     def undo(self) -> None:
         """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment can void
         it."""
+        self._cut_off(self.used)
+        self._filled = self.used
+
+    def _cut_off(self, size: int) -> None:
         try:
-            self._disk.truncate(self._fd, self.used)
+            self._disk.truncate(self._fd, size)
         except OSError as error:
             raise CommitFailed(
                 f"{self.segment.path}: a write to a full disk could not be undone: {error.strerror}"
             ) from error
-        self._filled = self.used
 
     def sync(self) -> None:
         """Make all frames durable. Raises CommitFailed; the sync is never repeated on this file (durability

@@ -16,7 +16,7 @@ from storage.disk import Disk, Space, write_all
 OPERATIONS = (
     "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "space",
     "size", "identity", "read",
-    "read_cached", "write", "sync", "truncate", "rename", "remove", "lock",
+    "read_cached", "write", "allocate", "sync", "truncate", "rename", "remove", "lock",
 )  # fmt: skip
 """Operations that can be made to fail. What the queue does counts as a `write` and a `sync`."""
 
@@ -202,6 +202,10 @@ class FaultyDisk:
         if bytes_max >= 0:
             buffers = [b"".join(buffers)[:bytes_max]]
         return self._inner.write(fd, buffers, offset)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        self._meet("allocate", self._paths[fd])
+        self._inner.allocate(fd, offset, size)
 
     def sync(self, fd: int) -> None:
         self._meet("sync", self._paths[fd])

@@ -212,6 +212,10 @@ class RecordingDisk:
             file.write(offset, data)
             return len(data)
 
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        if self.write(fd, [bytes(size)], offset) < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def sync(self, fd: int) -> None:
         with self._mutex, self._syncing():
             self._open[fd].sync()

@@ -42,9 +42,15 @@ class SmallDisk(LocalDisk):
         )
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
-        capacity = self.capacity_bytes
-        if capacity is not None:
-            growth = offset + sum(map(len, buffers)) - os.fstat(fd).st_size
-            if growth > 0 and self.used_bytes + growth > capacity:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._grow(fd, offset + sum(map(len, buffers)))
         return super().write(fd, buffers, offset)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        self._grow(fd, offset + size)
+        super().allocate(fd, offset, size)
+
+    def _grow(self, fd: int, size: int) -> None:
+        """Raise ENOSPC if there is no room for a file of this size."""
+        growth = size - os.fstat(fd).st_size
+        if self.capacity_bytes is not None and growth > 0 and self.used_bytes + growth > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

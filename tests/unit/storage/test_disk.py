@@ -90,6 +90,40 @@ def test_more_buffers_than_one_call_takes_are_all_written(tmp_path: Path) -> Non
     DISK.close(fd)
 
 
+@pytest.mark.parametrize("refused", [None, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_allocated_bytes_belong_to_the_file_and_read_as_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    def refuse(fd: int, offset: int, size: int) -> None:
+        assert refused is not None
+        raise OSError(refused, os.strerror(refused))
+
+    if refused is not None:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    disk = LocalDisk()
+    fd = disk.create(tmp_path / "file")
+    disk.write(fd, [b"frame"], 0)
+    disk.allocate(fd, 5, 1 << 20)
+    assert disk.size(fd) == 5 + (1 << 20)
+    assert disk.read(fd, 2 << 20, 0) == b"frame" + bytes(1 << 20)
+    disk.write(fd, [b"next"], 5)
+    assert disk.read(fd, 10, 0) == b"framenext\0"
+    disk.close(fd)
+
+
+def test_space_that_cannot_be_allocated_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    disk = LocalDisk()
+    fd = disk.create(tmp_path / "file")
+    with pytest.raises(OSError, match="No space"):
+        disk.allocate(fd, 0, 4096)
+    assert disk.size(fd) == 0
+    disk.close(fd)
+
+
 def test_a_file_is_locked_once(tmp_path: Path) -> None:
     fd = DISK.lock(tmp_path / "lock")
     with pytest.raises(BlockingIOError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,8 @@ from storage.errors import CommitFailed, CorruptRecord, DiskFull, UnknownFormat
 from storage.log import Position
 from storage.record import Chain, crc32c
 from storage.segment import (
+    ALLOCATED_FRAME_BYTES_MIN,
+    ALLOCATED_STEP_BYTES_MAX,
     FILL_STEP_BYTES_MAX,
     FILL_STEP_BYTES_MIN,
     SEGMENT_HEADER_BYTES,
@@ -96,12 +99,54 @@ def test_there_is_room_only_over_zeros_already_written() -> None:
     assert active.has_room(FILL_STEP_BYTES_MIN) and not active.has_room(FILL_STEP_BYTES_MIN + 1)
 
 
-def test_on_a_full_disk_a_frame_is_written_without_the_zeros_behind_it() -> None:
+@pytest.mark.parametrize("size", [ALLOCATED_FRAME_BYTES_MIN - 1, ALLOCATED_FRAME_BYTES_MIN])
+def test_behind_large_frames_zeros_are_only_allocated(size: int) -> None:
     disk = FaultyDisk(RecordingDisk())
     active = begun(disk)
-    disk.fail("write", errno.ENOSPC)
-    active.write([b"frame"], FOREVER)
-    assert active.used == SEGMENT_HEADER_BYTES + 5 and not active.has_room(1)
+    calls = disk.calls.copy()
+    active.write([bytes(size)], FOREVER)
+    written, allocated = (1, 1) if size >= ALLOCATED_FRAME_BYTES_MIN else (2, 0)
+    assert disk.calls - calls == Counter(write=written) + Counter(allocate=allocated)
+    assert active.has_room(FILL_STEP_BYTES_MIN) and not active.has_room(FILL_STEP_BYTES_MIN + 1)
+    while not (zeros := active.zeros_due(FOREVER)):
+        active.wrote(size)
+    assert zeros.are_allocated == (size >= ALLOCATED_FRAME_BYTES_MIN)
+    calls = disk.calls.copy()
+    zeros.write(disk, syncs=True)
+    assert (disk.calls - calls)["sync"] == written - 1, "what is allocated changes with each frame anyway"
+    following = begun(disk)
+    following.follow(active)
+    calls = disk.calls.copy()
+    following.fill(FOREVER, syncs=True)
+    assert (disk.calls - calls)["allocate"] == allocated
+
+
+def test_the_steps_of_large_frames_are_larger_until_frames_are_small_again() -> None:
+    active = begun(RecordingDisk())
+    for size, largest in ((1_000_000, ALLOCATED_STEP_BYTES_MAX), (1_000, FILL_STEP_BYTES_MAX)):
+        steps = list[int]()
+        for _ in range(20_000_000 // size):
+            active.write([bytes(size)], FOREVER)
+            if zeros := active.zeros_due(FOREVER):
+                active.zeros_written(zeros)
+                steps.append(zeros.end - zeros.begin)
+        assert max(steps) == steps[-1] == largest
+
+
+@pytest.mark.parametrize(
+    ("operation", "nth", "size"), [("write", 2, 5), ("allocate", 1, ALLOCATED_FRAME_BYTES_MIN)]
+)
+def test_on_a_full_disk_a_frame_is_kept_without_the_zeros_behind_it(
+    operation: str, nth: int, size: int
+) -> None:
+    inner = RecordingDisk()
+    disk = FaultyDisk(inner)
+    active = begun(disk)
+    disk.fail(operation, errno.ENOSPC, nth=nth)
+    frame = b"f" * size
+    active.write([frame], FOREVER)
+    assert active.used == SEGMENT_HEADER_BYTES + size and not active.has_room(1)
+    assert inner.contents(PATH)[SEGMENT_HEADER_BYTES:] == frame
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
@@ -110,7 +155,7 @@ def test_a_frame_that_does_not_fit_leaves_the_segment_as_it_was(error: int) -> N
     disk = FaultyDisk(inner)
     active = begun(disk)
     disk.shorten(3)
-    disk.fail("write", error, times=2)
+    disk.fail("write", error)
     with pytest.raises(DiskFull):
         active.write([b"frame"], FOREVER)
     assert active.used == len(inner.contents(PATH)) == SEGMENT_HEADER_BYTES
