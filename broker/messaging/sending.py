@@ -207,6 +207,10 @@ class Sending(Generic[R]):
             whole.is_lone = is_lone
             self._post_unkeyed(whole, receipts, size)
             return
+        if len(queue.router.handles) == 1:  # one order for all: those with and without a key stay together
+            whole.is_lone = is_lone
+            self._post_pinned(0, whole, receipts)
+            return
         for number, (own, *lists) in self._queue.router.divide(keys, [receipts, *lists_of(whole)]):
             part = with_lists(whole, lists)
             part.is_lone = is_lone

@@ -287,6 +287,20 @@ async def test_messages_with_keys_join_those_that_wait_and_never_overtake_others
         assert await here.texts("a") == expected
 
 
+async def test_a_queue_with_one_partition_keeps_the_order_of_messages_with_and_without_a_key() -> None:
+    async with world(a=(1, QueueSettings())) as here:
+        stack = LinkStack(1)
+        stack.queue = cast(Queue, here.entities["a"])
+        caller = Caller(stack)
+        plain = [message(body=[f"<{number}>".encode()]) for number in range(8)]
+        mixed = [keyed(str(number)) if number % 2 else each for number, each in enumerate(plain)]
+        caller.sending.send(mixed[:4], [0, 1, 2, 3])
+        for receipt in range(4, 8):
+            caller.sending.send(mixed[receipt : receipt + 1], [receipt])
+        await until(lambda: caller.messages == 0)
+        assert await here.texts("a") == [str(number) for number in range(8)]
+
+
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_a_message_is_lone_while_its_sender_awaits_nothing_else(key: str | None) -> None:
     stack = LinkStack(1)
