@@ -1,10 +1,10 @@
 """`python -m tests.bench.pairs`: one version of the broker against another, in alternating pairs.
 
 Responsible for the order of a run: both brokers run all the time; in each pair, one after the other takes the
-same load of each row, and which goes first changes from pair to pair. The ratio of a pair is hardly touched
-by what else the machine does, for that falls on both. The load is as fast as it goes, or at a pace. Standard
-output carries one line of JSON for each row and measure and nothing else; if a row fails, for what was found
-until then.
+same load of each row, and which goes first changes from pair to pair. Whatever else the machine does affects
+both runs of a pair alike, and so hardly affects their ratio. The load is as fast as it goes, or at a pace.
+Standard output carries only JSON, one line for each row and measure; if a row fails, for those that were
+found until then.
 """
 
 from __future__ import annotations

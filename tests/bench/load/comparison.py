@@ -231,7 +231,7 @@ class Comparison:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed."""
+    """The smallest value that more than `share` of the values do not exceed, or the largest value."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 

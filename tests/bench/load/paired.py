@@ -90,6 +90,6 @@ class Pairs(Comparison):
 
 
 def quartiles(ratios: list[float]) -> tuple[float, float]:
-    """The lower and the upper quartile: values that a quarter of all values lie below, or above."""
+    """The lower and the upper quartile: a quarter of the values lie below the one, and above the other."""
     ordered, quarter = sorted(ratios), len(ratios) // 4
     return ordered[quarter], ordered[-1 - quarter]

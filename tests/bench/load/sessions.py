@@ -2,9 +2,9 @@
 
 Each consumer has one connection. It accepts the next free session, receives and completes its messages,
 checks their order, and closes the session; until no session is free. `session_receivers.py` knows how many
-sessions there are, accepts several at a time and completes each message by itself, so the figures would be
-others with it. The frames are made by hand (`tests/support/raw_amqp.py`), which costs the client some 1 ms of
-CPU for each session. Knows neither figures nor rounds.
+sessions there are, accepts several at a time and completes each message by itself, so its figures cannot be
+compared with these. The frames are made by hand (`tests/support/raw_amqp.py`), which costs the client some
+1 ms of CPU for each session. Knows neither figures nor rounds.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def send(target: Target, count: int, window: int | None = None, load: Load = PLA
 
 
 def send_scheduled(target: Target, count: int, load: Load, due_s: float) -> float:
-    """Do what `send` does with messages that are due at a time, in seconds since the epoch. Raises LoadError
-    if that was before the last was sent."""
+    """Send messages that become due at `due_s`, in seconds since the epoch, as `send` does. Raises LoadError
+    if that time came before the last one was sent."""
     rate = send(target, count, load=load)
     if time.time() > due_s:
         raise LoadError("the messages were due before the last was sent")
@@ -182,7 +182,7 @@ def paced_latencies_s(target: Target, load: Load, count: int, per_s: float, *, r
     """Send count messages on one connection, `per_s` a second; gives the seconds from when each was due to
     its acknowledgement. With `receive`, another connection receives and completes them meanwhile.
     """
-    os.sync()  # what was written before, by whichever broker, is not this one's to wait for
+    os.sync()  # no broker should wait for the disk because of what another one has written
     connections = [target.connect()]
     try:
         sender = PacedSender(connections[0], load.messages, PACED_WINDOW, per_s)

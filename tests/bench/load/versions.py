@@ -81,8 +81,8 @@ def version_of(option: str, text: str, repository: Path = REPOSITORY, unpacked: 
 
 
 def _divided(text: str) -> tuple[str, str]:
-    """The place and the Python, which is this one unless another is named. Folders may have an @ in their
-    names, and revisions may end with @{…}."""
+    """The folder or revision, and the Python: this one unless another is named. Names of folders may contain
+    an @, and revisions may end with @{…}."""
     place, at, python = text.rpartition("@")
     if not at or Path(text).is_dir() or python.startswith("{"):
         return text, sys.executable

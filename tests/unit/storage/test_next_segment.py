@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.commit_jobs import Append
+from storage.commit_jobs import Append, RollAhead
 from storage.errors import CommitFailed, DiskFailed
 from storage.file_log import FileLog
 from storage.recovery import EARLY_FRAMES, EARLY_SHARE
+from storage.segment import SEGMENT_HEADER_BYTES
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import contents, flat, on_faulty_disk
 from tests.support.recording_disk import RecordingDisk
@@ -92,13 +93,31 @@ async def test_it_begins_early_while_nothing_waits(
     body = bytes(size)
     async with opened(FaultyDisk(RecordingDisk(queued=True))) as log:
         assert log._opened is not None
-        bound, start = log._opened.segment_bytes_max, log.start
+        bound, start, frame = log._opened.segment_bytes_max - SEGMENT_HEADER_BYTES, log.start, 0
         while not log.trim_points:
             await append_at_once(log, body, more_waits=more_waits)
+            frame = log._opened.active.frame_bytes or frame
             await until_idle(log)
         left = bound - (log.trim_points[0] - start)
-    early = bound // EARLY_SHARE if early_frames is None else early_frames * size
-    assert early < left <= early + (early_frames or 0) * 200 + 2 * size
+    early = SEGMENT_BYTES // EARLY_SHARE if early_frames is None else early_frames * frame
+    assert early <= left < early + frame
+
+
+@pytest.mark.parametrize("is_confined", [False, True])
+async def test_on_a_disk_with_little_room_no_segment_begins_ahead(
+    is_confined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[RollAhead]()
+    monkeypatch.setattr(RollAhead, "run", lambda job: begun.append(job))
+    monkeypatch.setattr(FileLog, "may_fill", is_confined)
+    async with opened(FaultyDisk(RecordingDisk(queued=True))) as log:
+        opened_log = log._opened
+        assert opened_log is not None
+        opened_log.is_confined = is_confined
+        while opened_log.active.used + len(BODY) < opened_log.segment_bytes_max:
+            await append_at_once(log)
+            await until_idle(log)
+        assert not begun
 
 
 async def test_the_next_segment_begins_when_the_client_has_been_told() -> None:

@@ -206,6 +206,8 @@ def test_a_partition_key_in_binary_is_text(text: str) -> None:
     found = stored(message(annotations=binary, properties=with_group_id(text)))
     assert (found.session_id, found.partition_key) == (text, text)
     assert found.data == stored(message(annotations=sent, properties=with_group_id(text))).data
+    by_rules = store_by_rules(message(annotations=binary, properties=with_group_id(text)), lambda: "unused")
+    assert by_rules == found
 
 
 def test_many_keys_in_binary_cost_no_copy_of_the_message_each() -> None:

@@ -20,6 +20,7 @@ from broker.messaging.deferred import (
     Held,
     portions_of,
     receive_deferred,
+    release_later,
     remove_all,
 )
 from broker.operations.general import Failed
@@ -175,3 +176,14 @@ def test_large_messages_or_many_are_prepared_a_few_at_a_time_if_one_property_was
     portions = list(portions_of(messages))
     assert max(len(each.tokens) for each in portions) <= most
     assert list(chain.from_iterable(each.tokens for each in portions)) == messages.tokens
+
+
+async def test_what_may_be_given_back_later_goes_back_to_each_partition() -> None:
+    stack = LinkStack(4)
+    held = [(stack.queue.router.of_sequence_number(n << PARTITION_SHIFT), locked(n, 2)) for n in (0, 2)]
+    give_all_back = release_later(held)
+    assert not stack.parts[0].posted and not stack.parts[2].posted
+    give_all_back()
+    for number, messages in ((0, held[0][1]), (2, held[1][1])):
+        (posted,) = stack.parts[number].posted
+        assert isinstance(posted[0], Release) and posted[0].tokens == messages.tokens

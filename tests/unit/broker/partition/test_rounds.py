@@ -171,6 +171,36 @@ async def test_nobody_waits_long_for_senders_with_a_pace_of_their_own(
     assert await gather(50_000) == pytest.approx(rounds.PAUSE_S)
 
 
+@pytest.mark.parametrize(
+    ("in_gathering_per_s", "is_in_vain"), [(80_000, True), (140_000, False), (40_000, True)]
+)
+@pytest.mark.parametrize("is_too_slow", [False, True])
+async def test_a_round_was_in_vain_unless_messages_came_twice_as_fast(
+    in_gathering_per_s: int, is_in_vain: bool, is_too_slow: bool
+) -> None:
+    """Whether it has ended because enough came, or because too few did; and whoever was answered in it."""
+    now_s = [100.0]
+    each = Rounds(lambda: now_s[0])
+    for pace in (50_000, in_gathering_per_s):
+        now_s[0] += 1.0
+        each.arrived(50_000)
+        each.answered((1_000 if is_too_slow else 4) * ROUND_MESSAGES)
+        for _ in range(100):
+            if (timer := each._timer) is None:
+                break
+            now_s[0] += 0.001
+            each.arrived(pace // 1_000)
+            if not is_too_slow:
+                each.answered(1)
+            elif now_s[0] >= each._until_s - 0.0005:
+                timer.cancel()
+                each._look()  # as the timer does
+        assert each._timer is None
+        await asyncio.sleep(0)
+    assert (each._next_s > now_s[0]) == is_in_vain
+    assert each._next_s - now_s[0] <= 1.0
+
+
 async def test_a_round_is_timed_to_its_last_answer_and_the_time_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,18 +22,31 @@ def test_sections_are_found_in_their_order() -> None:
     assert found[-1][2] == len(encoded)
 
 
-def test_descriptors_may_be_spelled_out() -> None:
+SYMBOLS = (
+    "amqp:header:list",
+    "amqp:delivery-annotations:map",
+    "amqp:message-annotations:map",
+    "amqp:properties:list",
+    "amqp:application-properties:map",
+    "amqp:data:binary",
+    "amqp:amqp-sequence:list",
+    "amqp:amqp-value:*",
+    "amqp:footer:map",
+)
+
+
+@pytest.mark.parametrize("kind", [0xA3, 0xB3])
+def test_descriptors_may_be_spelled_out(kind: int) -> None:
     """Symptom: one such message failed the query, although the broker takes it like any other."""
-    names = ("amqp:properties:list", "amqp:application-properties:map", "amqp:data:binary", "amqp:footer:map")
-    values = (b"\x45", b"\xc1\x01\x00", b"\xa0\x01x", b"\xc1\x01\x00")
-    parts = [
-        b"\x00\xa3" + bytes([len(name)]) + name.encode() + value
-        for name, value in zip(names, values, strict=True)
-    ]
-    encoded = b"".join(parts)
-    assert [code for code, _, _ in sections(encoded, 0, len(encoded))] == [0x73, 0x74, 0x75, 0x78]
-    unknown = encoded.replace(b"amqp:footer:map", b"amqp:further:mp")
-    with pytest.raises(BadMessage, match="unknown descriptor 'amqp:further:mp'"):
+
+    def spelled(name: str, kind: int = kind) -> bytes:
+        size = len(name).to_bytes(1 if kind == 0xA3 else 4, "big")
+        return b"\x00" + bytes([kind]) + size + name.encode() + b"\xa0\x01x"
+
+    encoded = b"".join(map(spelled, SYMBOLS))
+    assert [code for code, _, _ in sections(encoded, 0, len(encoded))] == list(range(0x70, 0x79))
+    unknown = encoded + spelled("amqp:further:map")
+    with pytest.raises(BadMessage, match="unknown descriptor 'amqp:further:map'"):
         list(sections(unknown, 0, len(unknown)))
 
 
