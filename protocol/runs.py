@@ -38,8 +38,8 @@ forget = lib.deliveries_forget
 """Free what proton keeps of the peer's state of a delivery, and the memory of its payload if nothing of that
 is left."""
 drop_unwritten = lib.runs_drop_unwritten
-"""Drop what is unwritten of the messages sent on a link, settled or not, whole or in part. Only for a link on
-which proton writes nothing any more: it frees them, but goes on counting their bytes."""
+"""Drop all unwritten bytes of the messages sent on a link. Only for a link on which proton writes nothing any
+more: proton frees those messages itself, but would go on counting their bytes in the session."""
 _new, _unpack, _from_buffer, _cast = ffi.new, ffi.unpack, ffi.from_buffer, ffi.cast
 _run = _new("run_t *")
 _messages = _new("messages_t *")

@@ -1,9 +1,9 @@
 """What was passed to proton and is not written yet, because a session's window holds it back (§2.5.6), or the
 next output has not been asked for.
 
-Proton writes the messages of a link in their order, and counts those of which something is left. What is left
-when it has done with a link is dropped (`runs.drop_unwritten`): the rest of a message of which a part was
-written, which the peer discards with the link, and what was sent settled.
+Proton writes the messages of a link in their order, and counts those of which something is left. When it has
+finished with a link, `runs.drop_unwritten` drops what was not taken back: messages that were sent settled,
+and the rest of a message of which a part was written (the peer discards that part with the link).
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ class Lulls(Protocol):
 
 
 Ended = Callable[[Exception | None], bool | None]
-"""Called at the end of a commit, with its error. Returns whether more waits to be committed; then the log
-puts off what takes long."""
+"""Called at the end of a commit, with its error or None. Returns whether more messages wait for a commit; if
+so, the log puts off beginning its next segment."""
 
 
 class Log(Protocol):

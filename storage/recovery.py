@@ -52,8 +52,8 @@ FILLED_SEGMENT_BYTES_MIN = 256 << 10
 than 16 MiB left then (`sizing.py`). While room for draining is short, no zeros are added to any segment."""
 
 EARLY_FRAMES, EARLY_SHARE = 8, 16
-"""While nothing waits, the next segment begins early: by so many frames, or by a segment divided by this if
-that is less."""
+"""While nothing waits, the next segment begins up to EARLY_FRAMES frames before the active one is full, or a
+segment divided by EARLY_SHARE if that is less."""
 
 
 @dataclass(slots=True)
@@ -85,10 +85,10 @@ class OpenLog:
         return 0 if is_tight else self.segment_bytes_max
 
     def next_is_due(self, *, more_waits: bool) -> bool:
-        """Whether the next segment should begin: if a frame as large as the last one does not fit any more,
-        or, since what waits for a commit waits for that as well, if nothing waits and soon none will."""
+        """Whether the next segment should begin: a frame as large as the last one no longer fits, or soon
+        will not and nothing waits. Messages that wait for a commit would wait for the new segment as well."""
         frame, room = self.active.frame_bytes, self.segment_bytes_max // EARLY_SHARE
-        # With larger frames, there would be many more segments.
+        # Beginning early for larger frames would make many more segments.
         early = 0 if more_waits or frame > room else min(EARLY_FRAMES * frame, room)
         return self.active.used + frame + early > self.segment_bytes_max
 

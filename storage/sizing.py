@@ -13,9 +13,9 @@ through a short log would cost more syncs than they save in space."""
 SEGMENTS_PER_LOG = 16
 """A long log has about this many segments, so that what a few messages hold back is a small part of it."""
 SEGMENT_S = 10
-"""If there is room, a segment lasts this long at the pace at which the one before it was filled. To begin a
-segment takes as long as ten to thirty commits, and the messages of its partition wait for that: with 3 s, 1 %
-to 2 % of them did."""
+"""If there is room, a segment lasts this long at the pace at which the one before it was filled. Beginning
+a segment takes as long as ten to thirty commits, and the messages of its partition wait for that: with 3 s,
+1 % to 2 % of them did."""
 SEGMENTS_PER_FREE = 64
 """This many segments fit into the free space: sixteen partitions fill four each before the disk is full."""
 SPREAD = 0.375

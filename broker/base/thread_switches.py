@@ -1,13 +1,13 @@
-"""How soon a thread that waits for the interpreter gets it from the event loop."""
+"""How long the event loop may keep the interpreter while another thread waits for it."""
 
 from __future__ import annotations
 
 import sys
 
 INTERVAL_S = 0.002
-"""A thread gives up the interpreter for each call of the system, and asks for it again after that. With
-Python's own 5 ms, a job of the disk with a dozen short calls, such as beginning a segment, took up to 60 ms
-beside a busy event loop. With 0.5 ms, the loop itself was slower."""
+"""A thread releases the interpreter for each system call, and waits for it again afterwards. With Python's
+default of 5 ms, a job of a dozen short calls, such as beginning a segment, took up to 60 ms beside a busy
+event loop. With 0.5 ms, the loop itself became slower."""
 
 
 def switch_soon() -> None:

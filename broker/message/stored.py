@@ -220,7 +220,7 @@ def store_run(payloads: Sequence[bytes], fallback_message_id: Callable[[], str])
     for malformed messages, ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED if session-id
     and partition-key differ, MESSAGE_TOO_LARGE for too much metadata.
 
-    The native code stores all messages in one walk. It leaves those that must be refused, and those that
+    The native code stores messages in one walk. It leaves only those that must be refused, and those that
     repeat annotations many times, to the Python code below, which knows all the rules.
     """
     data, times_to_live_ms, session_ids, partition_keys, scheduled_ms, left = native_store(

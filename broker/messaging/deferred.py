@@ -89,7 +89,7 @@ def release(held: Held) -> None:
 
 
 def release_later(held: Held) -> Callable[[], None]:
-    """What gives locked messages back when it is called. It keeps their tokens, not the messages."""
+    """A function that gives locked messages back. It keeps their tokens and not the messages."""
     tokens = [(handle, locked.tokens) for handle, locked in held]
 
     def give_all_back() -> None:

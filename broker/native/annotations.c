@@ -139,7 +139,7 @@ static uint8_t *put_numbers(uint8_t *to, const delivery_t *delivery, const share
     return to;
 }
 
-/* What stands in front of the message as it is stored; all of it, if its sender set delivery-annotations. */
+/* The bytes in front of the stored message; the whole delivery if its sender set delivery-annotations. */
 static PyObject *front_of(const delivery_t *delivery, const shared_t *shared)
 {
     uint8_t front[FRONT_BYTES_MAX];
@@ -225,7 +225,7 @@ static int read_delivery(PyObject *const *columns, Py_ssize_t index, delivery_t 
     return 1;
 }
 
-/* Empty one place of `rests`, which becomes a list of its own if it still is `messages`. */
+/* Replace one item of `rests` by nothing; copies the list first if it still is `messages`. */
 static bool take_out(PyObject **rests, PyObject *messages, Py_ssize_t index)
 {
     if (*rests == messages) {

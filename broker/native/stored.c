@@ -21,7 +21,7 @@ enum {
     KEY_CHARACTERS_MAX = 128, METADATA_BYTES_MAX = 65536, PROPERTY_BYTES_MAX = 32768, SECTIONS_MAX = 16384,
     HEADER_FIELDS_MAX = 5, PROPERTIES_FIELDS_MAX = 13, GROUP_ID = 10,
     PIECES_MAX = 16, /* pieces of a sender's annotations once those reserved for the broker are cut out */
-    BINARIES_MAX = 4, /* keys in binary; messages without repeated keys have two at most */
+    BINARIES_MAX = 4, /* binary keys; there are two at most unless annotations are repeated */
     NULL_VALUE = 0x40
 };
 
@@ -31,7 +31,7 @@ typedef struct {
 } text_t;
 
 typedef struct {
-    size_t pairs, bytes, pieces; /* `pieces` counts those of annotations that were read before, too */
+    size_t pairs, bytes, pieces; /* `pieces` is where they end in the list of all pieces */
 } kept_t;
 
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     uint32_t ttl_ms;
     kept_t annotations, delivery_annotations; /* what is kept of them */
     size_t piece_begins[PIECES_MAX], piece_ends[PIECES_MAX];
-    size_t binaries, binary_keys[BINARIES_MAX]; /* places of keys in binary, in what is kept */
+    size_t binaries, binary_keys[BINARIES_MAX]; /* where binary keys are in the annotations that are kept */
     bool is_scheduled, has_id;
     int64_t scheduled_ms;
     /* of the properties: their number, and the extent of those after the message-id */
@@ -176,8 +176,9 @@ static bool keep(message_t *message, kept_t *kept, size_t begin, size_t end)
 }
 
 /* The value at `at` of an annotation that is a key; null, without an exception, if it is not a valid key.
-   `place` is where the value will be in the annotations that are kept. A key in binary becomes a string, for
-   the Python client sends it so in a message that it has received; their codes differ in the last bit. */
+   `place` is where the value will be in the annotations that are kept. A binary key will become a string:
+   the Python client sends the keys of a message that it has received as binary. The two constructors differ
+   in the last bit. */
 static PyObject *annotated_key(message_t *message, size_t at, size_t end, size_t place)
 {
     uint8_t constructor = message->bytes[at];
@@ -303,7 +304,7 @@ static bool check_application_properties(const message_t *message)
     for (; count; count -= 2) {
         size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
         if (!behind || !is_string(bytes[at]) || behind - value > PROPERTY_BYTES_MAX) return false;
-        /* Python reads the names only if a property may be too large */
+        /* As in Python, names are decoded only if a property may be too large */
         if (message->metadata_bytes > PROPERTY_BYTES_MAX && !is_text(bytes, text_at(bytes, at), value))
             return false;
         at = behind;

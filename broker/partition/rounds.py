@@ -9,8 +9,8 @@ they come slowly, those that wait go on, and at the latest after as long as the 
 committed, or WAIT_S_MAX.
 
 A sender with a pace of its own, whom no answer lets send more, gains nothing from rounds. If messages come
-hardly faster while a round gathers than before, nobody waits for a while: at first for a pause, then for
-twice as long after each such round.
+hardly faster while a round gathers than before it, the round was in vain, and no round gathers for a while:
+PAUSE_S at first, and twice as long after each further round in vain.
 
 Knows no partition: whoever waits says what it begins, and on which disk.
 """
@@ -36,11 +36,11 @@ PAUSE_S = 0.003
 WAIT_S_MAX = 0.010
 """Nobody waits longer than this, however long the last round took."""
 FASTER = 2
-"""Messages that come less than so many times as fast while a round gathers as before are those of senders
-that do not wait for answers. Others send several times as fast once they have them."""
+"""A round was in vain if messages came less than this many times as fast while it gathered as before it.
+Senders that wait for answers send several times as fast once they have them."""
 IN_VAIN_S_MAX = 1.0
-"""After rounds that have gathered in vain, the next one gathers so much later at most. Its messages wait a
-hundredth of this."""
+"""The longest time without rounds after one that was in vain. A round lasts a hundredth of this at most
+(WAIT_S_MAX), so rounds in vain delay one message in a hundred."""
 
 
 class Rounds:
@@ -82,13 +82,13 @@ class Rounds:
         self._slow_above = 0
         """If more than this are unreplaced when the timer goes off, messages come too slowly."""
         self._came, self._since_s = 0, 0.0
-        """Messages that have come since the last round began to gather, or had gathered; and when."""
+        """How many messages have come since the pace was last taken, and when that was."""
         self._pace = 0.0
-        """How many came in a second before the round that gathers."""
+        """Messages a second before the current round began to gather."""
         self._in_vain_s = 0.0
-        """How long nobody waits, because the last rounds have gathered in vain: twice as long after each …"""
+        """How long no round gathers after the last one in vain; 0 if the last round was not in vain."""
         self._next_s = 0.0
-        """… so that a round gathers again from this time on at the earliest."""
+        """The earliest time at which a round gathers again."""
         self._ahead = 0
         """Lone messages that have gone ahead of the round that gathers."""
         self._timer: asyncio.TimerHandle | None = None
@@ -157,8 +157,8 @@ class Rounds:
             self._begin()
 
     def _has_gathered(self, now_s: float) -> None:
-        """End the wait for more. It was in vain if messages came hardly faster than before (FASTER): then the
-        senders have a pace of their own, which no answer changes."""
+        """End the wait for more, and note whether it was in vain (FASTER): then the senders have a pace of
+        their own, which no answer changes."""
         self._timer = None
         if self._take_pace(now_s) >= FASTER * self._pace:
             self._in_vain_s = 0.0

@@ -23,8 +23,8 @@ bool deliveries_is_begun(void *delivery);
    written yet. */
 bool deliveries_trim(void *delivery);
 
-/* Drop what is left of the payloads of a link's deliveries, of which this is the first; returns the size of
-   all of that. */
+/* Drop what is left of the payloads of a link's deliveries, from `first` on. Returns how many bytes that
+   was. */
 size_t deliveries_drop_all(void *first);
 
 /* `deliveries_trim`, and free what proton keeps of the peer's state, except for its type and flags. Call this

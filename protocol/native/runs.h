@@ -62,8 +62,8 @@ void runs_settle(void **deliveries, size_t count, uint64_t outcome);
    the credit that they have used up does not come back. */
 size_t runs_take_back(void **deliveries, size_t count);
 
-/* Drop what is unwritten of the messages that were sent on a link, settled or not, whole or in part. Only for
-   a link on which proton writes nothing any more: it frees them, but goes on counting their bytes. */
+/* Drop all unwritten bytes of the messages that were sent on a link. Only for a link on which proton writes
+   nothing any more: proton frees those messages itself, but would go on counting their bytes. */
 void runs_drop_unwritten(void *link);
 
 /* Pass bytes from the peer to the transport. Returns how many it took: fewer than `size` if the connection is

@@ -58,11 +58,11 @@ size_t sessions_credit(void *link);
    queued, and would wait for them before it writes our detach. */
 void sessions_unqueue(void *link, size_t count);
 
-/* So many bytes that were sent on a link never will be written. Proton counts them as waiting in the
+/* Take `bytes` that were sent on a link and will never be written off proton's count of what waits in the
    session. */
 void sessions_uncount(void *link, size_t bytes);
 
-/* The oldest delivery of a link that proton knows, whether it is settled or not; null if there is none. */
+/* The oldest delivery of a link that proton still keeps, settled or not; null if there is none. */
 void *sessions_first_delivery(void *link);
 
 /* The peer's channel for a session, if it has one. */

@@ -106,7 +106,7 @@ class CopyLink(ABC):
         self.credit_granted()  # the bound on unsettled deliveries may have held messages back
 
     def detached(self) -> None:
-        """The link is gone. What its session's window has held back is not shown any more."""
+        """Clean up after the link. Take back what its session's window has held back."""
         self._watch.end()
         if self._gate is not None:
             self._gate.end()

@@ -77,8 +77,8 @@ class Response:
     """Application properties, including the status."""
     body: Any = None
     unsent: Callable[[], None] | None = _give_nothing_back
-    """Called if the response is never sent, so that messages it holds can be given back. None if they were
-    removed for it: as nobody else can get them, it goes out as far as the session's window permits."""
+    """Called if the response is never sent, to give back the messages that it holds. None if they were
+    removed for it: since nobody else can get them, it goes out as far as the session's window permits."""
 
 
 class Handler(Protocol):
