@@ -1,7 +1,7 @@
 """The broker, Spark's processes, executors and whole drivers are killed while streams read and write. In the
 end each message is there once, and the cursor stands behind the last one.
 
-`make test` has 12 rounds of each test and 2 drivers; PARTIBUS_SPARK_ROUNDS and PARTIBUS_SPARK_DRIVERS set
+`make test` has 8 rounds of each test and 2 drivers; PARTIBUS_SPARK_ROUNDS and PARTIBUS_SPARK_DRIVERS set
 other numbers (`make simulate`), and MODEL_SEED another order of events.
 """
 
@@ -32,7 +32,7 @@ from tests.support.spark_queries import ENDS_WITHIN_S, batch, bodies, options, s
 from tests.support.spark_session import CLUSTER, LOCAL
 
 SEED = int(os.environ.get("MODEL_SEED", "1"))
-ROUNDS = int(os.environ.get("PARTIBUS_SPARK_ROUNDS", "12"))
+ROUNDS = int(os.environ.get("PARTIBUS_SPARK_ROUNDS", "8"))
 DRIVERS = int(os.environ.get("PARTIBUS_SPARK_DRIVERS", "2"))
 KEYS, MESSAGES = 4, 10
 """In each round: keys, and messages of each."""

@@ -1,7 +1,7 @@
 """Mixed clients for minutes, with restarts: nothing is lost, and memory, descriptors, disk and stalls stay
 flat.
 
-`make soak` runs for half an hour, `make test` for two minutes (`PARTIBUS_SOAK_MINUTES`). The plot is
+`make soak` runs for half an hour, `make test` for a minute or two (`PARTIBUS_SOAK_MINUTES`). The plot is
 `build/soak/soak.png`. `make soak` also holds another client's waits against a fixed limit
 (`PARTIBUS_SOAK_P99_MS`); `make test` may run on a slow, busy machine, so it only compares its end with its
 beginning.
@@ -24,7 +24,7 @@ from tests.soak.verdict import Stretch, growth, slow, undisturbed
 from tests.support.broker_process import BrokerProcess
 from tests.support.disk_use import wait_until_small
 
-MINUTES = float(os.environ.get("PARTIBUS_SOAK_MINUTES", "2"))
+MINUTES = float(os.environ.get("PARTIBUS_SOAK_MINUTES", "1"))
 P99_MS_MAX = os.environ.get("PARTIBUS_SOAK_P99_MS")
 """The longest 99th percentile of another client's waits, in ms; None for no fixed limit."""
 STRETCHES = max(4, 2 * round(MINUTES / 2))
