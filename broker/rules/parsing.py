@@ -37,7 +37,7 @@ DEPTH_MAX = 32
 NODES_MAX = 1_024
 """Limit of the parts of an expression."""
 
-_INTEGER_MAX = 2**63 - 1
+_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**63 - 1
 
 
 class Invalid(Exception):
@@ -103,8 +103,8 @@ class ExpressionBuilder(Transformer[Token, Any]):
 
     def integer(self, tokens: list[Token]) -> Node:
         value = int(tokens[0])
-        if value > _INTEGER_MAX:
-            raise Invalid(position_of(tokens[0]), f"the integer {value} does not fit 64 bits")
+        if value > -_INTEGER_MIN:  # that one may follow a minus; `check_trees` refuses it elsewhere
+            raise _too_large(value, position_of(tokens[0]))
         return Constant(value, position_of(tokens[0]))
 
     def decimal(self, tokens: list[Token]) -> Node:
@@ -165,17 +165,26 @@ def refusals(what: str) -> Iterator[None]:
         ) from invalid
 
 
-def check_size(roots: Sequence[Node], what: str) -> None:
-    """Refuse expressions that are too deep or have too many parts. Raises Refused(ARGUMENT)."""
+def check_trees(roots: Sequence[Node], what: str) -> None:
+    """Refuse expressions that are too deep or have too many parts, and integers that only fit 64 bits with a
+    minus before them. Raises Refused(ARGUMENT)."""
     nodes, level = 0, list(roots)
     for _ in range(DEPTH_MAX):
         nodes += len(level)
         if nodes > NODES_MAX:
             raise Refused(Reason.ARGUMENT, f"The {what} has more than {NODES_MAX} parts.")
+        for node in level:
+            if isinstance(node, Constant) and type(node.value) is int and node.value > _INTEGER_MAX:
+                with refusals(what):
+                    raise _too_large(node.value, node.position)
         level = [child for node in level for child in children(node)]
         if not level:
             return
     raise Refused(Reason.ARGUMENT, f"The {what} is nested more than {DEPTH_MAX} levels deep.")
+
+
+def _too_large(value: int, position: int) -> Invalid:
+    return Invalid(position, f"the integer {value} does not fit 64 bits")
 
 
 def _unreadable(text: str, offset: int) -> Invalid:

@@ -32,7 +32,7 @@ from broker.rules.message_view import (
     exact_name,
     text_of_id,
 )
-from broker.rules.parsing import ExpressionBuilder, Invalid, Language, check_size, position_of, refusals
+from broker.rules.parsing import ExpressionBuilder, Invalid, Language, check_trees, position_of, refusals
 from broker.rules.syntax import (
     And,
     Arithmetic,
@@ -94,7 +94,7 @@ class Selector:
 def compile_selector(text: str) -> Selector:
     """Compile a selector. Raises Refused(ARGUMENT), with the position and the reason."""
     tree: Node = _language().parse(text, "selector", "selector")
-    check_size([tree], "selector")
+    check_trees([tree], "selector")
     with refusals("selector"):
         return Selector(Compiler(_DIALECT).condition(tree, only_true=True))
 

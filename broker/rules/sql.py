@@ -13,7 +13,7 @@ from broker.base.errors import Reason, Refused
 from broker.rules.covers import Property
 from broker.rules.evaluating import SQL_COMPARISONS, Dialect, Evaluate
 from broker.rules.message_view import SYSTEM_PROPERTIES, MessageView
-from broker.rules.parsing import ExpressionBuilder, Invalid, Language, check_size, position_of
+from broker.rules.parsing import ExpressionBuilder, Invalid, Language, check_trees, position_of
 from broker.rules.syntax import (
     Exists,
     IsNull,
@@ -37,7 +37,7 @@ _SCOPE = re.compile(r"\s*(sys|user)\s*\.\s*(.*)", re.IGNORECASE | re.DOTALL)
 def parse_filter(text: str) -> Node:
     """The tree of a filter's expression. Raises Refused(ARGUMENT)."""
     tree: Node = _language().parse(text, "filter", "filter")
-    check_size([tree], "filter")
+    check_trees([tree], "filter")
     return tree
 
 
@@ -50,7 +50,7 @@ def parse_action(text: str) -> tuple[Statement, ...]:
         raise Refused(
             Reason.ARGUMENT, f"The action has {len(statements)} statements; the limit is {STATEMENTS_MAX}."
         )
-    check_size([each.value for each in statements if isinstance(each, SetProperty)], "action")
+    check_trees([each.value for each in statements if isinstance(each, SetProperty)], "action")
     return statements
 
 

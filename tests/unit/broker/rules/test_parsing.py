@@ -6,8 +6,10 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
+from broker.rules.covers import Property
 from broker.rules.parsing import DEPTH_MAX, NODES_MAX
 from broker.rules.sql import parse_action, parse_filter
+from broker.rules.syntax import Comparison, Constant, Read, SetProperty
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,10 @@ from broker.rules.sql import parse_action, parse_filter
         ("[a = 1", 1, "the [ has no closing ] after it"),
         ("a = 1 ! b", 7, "the character '!' has no meaning here"),
         ("a = 9223372036854775808", 5, "the integer 9223372036854775808 does not fit 64 bits"),
+        ("a = +9223372036854775808", 6, "the integer 9223372036854775808 does not fit 64 bits"),
+        ("a = 0 - 9223372036854775808", 9, "the integer 9223372036854775808 does not fit 64 bits"),
+        ("a = - -9223372036854775808", 8, "the integer 9223372036854775808 does not fit 64 bits"),
+        ("a = -9223372036854775809", 6, "the integer 9223372036854775809 does not fit 64 bits"),
         ("a = now()", 5, "there is no function 'now'"),
         ("newid(a) = 1", 1, "the function 'newid' takes 0 arguments, not 1"),
         ("a = p(b, c)", 5, "the function 'p' takes 1 argument, not 2"),
@@ -57,6 +63,16 @@ def test_an_invalid_action_is_refused_with_position_and_reason(text: str, positi
     with pytest.raises(Refused) as refused:
         parse_action(text)
     assert refused.value.description == f"The action is not valid at position {position}: {reason}."
+
+
+def test_an_integer_that_only_fits_64_bits_with_its_sign_is_accepted() -> None:
+    assert parse_filter("a = -9223372036854775808") == Comparison(
+        "=", Read(Property("a")), Constant(-(2**63))
+    )
+    (statement,) = parse_action("SET a = -9223372036854775808")
+    assert isinstance(statement, SetProperty) and statement.value == Constant(-(2**63))
+    with pytest.raises(Refused, match="position 9: the integer 9223372036854775808 does not fit 64 bits"):
+        parse_action("SET a = 9223372036854775808")
 
 
 def test_the_length_of_a_text_is_bounded() -> None:

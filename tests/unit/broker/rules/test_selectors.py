@@ -17,7 +17,7 @@ from tests.support.rule_messages import stored_with
 
 SENT: dict[str, Any] = {
     "colour": "red", "Colour": "blue", "n": UInt(3), "x": 2.5, "flag": True, "off": False, "null": None,
-    "a-b": 1, "$d_1": "d",
+    "a-b": 1, "$d_1": "d", "lowest": -(2**63),
 }  # fmt: skip
 
 
@@ -35,6 +35,8 @@ def matches(text: str, delivery_count: int = 0, changed: dict[str, Any] | None =
         ("Colour = 'blue'", True),
         ("colour <> 'blue'", True),
         ("n = 3 AND n = 3.0 AND n = 3L AND n = 0x3 AND n = 3d AND n < 3.5f", True),
+        ("lowest = -9223372036854775808 AND lowest = -0x8000000000000000L", True),
+        ("lowest > -9223372036854775808", False),
         ("n BETWEEN 3 AND 4", True),
         ("n BETWEEN 4 AND 5", False),
         ("n NOT BETWEEN 4 AND 5", True),
