@@ -22,7 +22,7 @@ from tests.bench import shapes
 from tests.bench.load import comparison_output, footprint, traffic, versions
 from tests.bench.load.comparison import Measure
 from tests.bench.load.machine import StolenTime
-from tests.bench.load.options import REPOSITORY, WORK, Folder, Quick, chosen_rows
+from tests.bench.load.options import REPOSITORY, WORK, Folder, Quick, chosen_rows, make_folder
 from tests.bench.load.paired import AFTER, BEFORE, Pairs
 from tests.bench.load.shapes import PLAIN
 from tests.bench.shapes import EIGHT, ONE, SHAPE_OF, Broker, Scale
@@ -87,11 +87,11 @@ def main(
             "the pace and --seconds give the number of messages", param_hint="--messages"
         )
     scale = scale_of(pairs, messages, quick)
+    make_folder(folder)
     described = {}
     for name, option, text in ((BEFORE, "--before", before), (AFTER, "--after", after)):
         progress.print(f"preparing {name}: {text}", soft_wrap=True, markup=False)
         described[name] = versions.version_of(option, text)
-    folder.mkdir(parents=True, exist_ok=True)
     gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
     found = Pairs({}, PLAIN.name, versions={name: each.as_json() for name, each in described.items()})
     with ExitStack() as stack:

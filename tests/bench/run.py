@@ -49,7 +49,15 @@ from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figure import Figure, Result, Verdict
 from tests.bench.load.figures import FIGURES
 from tests.bench.load.machine import StolenTime, commit, describe_machine
-from tests.bench.load.options import REPOSITORY, WORK, Folder, Quick, Rounds, refuse_partial_docs
+from tests.bench.load.options import (
+    REPOSITORY,
+    WORK,
+    Folder,
+    Quick,
+    Rounds,
+    make_folder,
+    refuse_partial_docs,
+)
 from tests.bench.load.profiling import Profiler
 from tests.bench.load.traffic import Target
 
@@ -180,9 +188,9 @@ def main(
     if unknown:
         raise typer.BadParameter(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     refuse_partial_docs(write_docs, only, quick)
+    make_folder(folder)
     if peer_setup:
         subprocess.run(shlex.split(peer_setup), check=True, stdout=sys.stderr)
-    folder.mkdir(parents=True, exist_ok=True)
     scale = QUICK if quick else FULL
     if rounds is not None:
         scale = replace(scale, rounds=rounds)

@@ -36,6 +36,7 @@ from tests.bench.load.options import (
     Quick,
     Rounds,
     chosen_rows,
+    make_folder,
     peers_given,
     refuse_partial_docs,
 )
@@ -124,7 +125,7 @@ def main(
         scale = replace(scale, rounds=rounds)
     features = [row for row in feature_rows.ROWS if row.name in names]
     peers = peers_of(peer, peer_pid)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for each in peers:
         check_answers(each.target)
         if features and each.target.name not in PEERS:

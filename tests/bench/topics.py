@@ -29,6 +29,7 @@ from tests.bench.load.options import (
     Quick,
     Rounds,
     chosen_rows,
+    make_folder,
     peers_given,
     refuse_partial_docs,
     refuse_unknown_peers,
@@ -92,7 +93,7 @@ def main(
     scale = QUICK if quick else FULL
     if rounds is not None:
         scale = replace(scale, rounds=rounds)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
     found = Comparison(RULES, SINGLE.name)
     with comparison_output.kept_if_failing(found, REPOSITORY, folder, progress):

@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tests.bench import run, shapes, topics
+from tests.bench import pairs, run, shapes, topics
+from tests.bench.load import versions
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.options import GivenPeer, chosen_rows, peers_given, values_by_peer
 
@@ -80,6 +81,31 @@ def test_a_part_of_the_rows_does_not_replace_the_published_table(program: object
         refused = command(program, "--write-docs", *part, PARTIBUS_BENCH_DIR=f"{os.devnull}/none")
         assert refused.exit_code == 2
         assert "leave out --only and --quick" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        (pairs, ["--before", "HEAD"]),
+        (run, ["--peer-setup", "no-such-program"]),
+        (shapes, []),
+        (topics, []),
+    ],
+    ids=["pairs", "run", "shapes", "topics"],
+)
+@pytest.mark.parametrize("folder", [f"{os.devnull}/none", os.devnull, "/proc"])
+def test_a_folder_in_which_nothing_can_be_made_is_refused_before_anything_is_prepared(
+    monkeypatch: pytest.MonkeyPatch, program: object, arguments: list[str], folder: str
+) -> None:
+    monkeypatch.setattr(versions, "version_of", _never)
+    refused = command(program, "--quick", *arguments, "--folder", folder)
+    assert refused.exit_code == 2 and refused.stdout == ""
+    assert "Invalid value for --folder" in refused.stderr
+    assert f"no data can be kept in {folder}:" in refused.stderr
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("the folder is made first")
 
 
 def test_a_peer_that_does_not_run_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -158,4 +158,4 @@ def test_wrong_options_are_refused_before_anything_is_measured(
     refused = CliRunner().invoke(app, arguments, env=environment)
     assert refused.exit_code == 2 and refused.stdout == ""
     assert says in refused.stderr
-    assert not folder.exists()
+    assert not list(folder.glob("*"))

@@ -82,12 +82,15 @@ def test_a_revision_that_cannot_be_built_is_refused(tmp_path: Path) -> None:
     [
         ("no-such-branch", "no-such-branch is neither a folder with a broker nor a revision of"),
         ("--all", "--all is neither"),
+        ("", "'' is neither"),
+        (f"@{sys.executable}", "'' is neither"),
         (str(REPOSITORY / "docs"), "docs holds no broker"),
         (f"{REPOSITORY}@no-such-python", "there is no Python no-such-python"),
         (f"{REPOSITORY}@false", "false is no Python (status 1)"),
     ],
 )
-def test_what_cannot_be_run_is_refused(text: str, says: str) -> None:
+def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
+    monkeypatch.chdir(REPOSITORY)
     with pytest.raises(typer.BadParameter) as refused:
         version_of("--before", text)
     assert says in refused.value.message

@@ -6,6 +6,7 @@ Every wrong option ends a program before it measures anything.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,19 @@ Folder = Annotated[
     Path,
     typer.Option(envvar="PARTIBUS_BENCH_DIR", help="Where brokers keep their data: the disk under test."),
 ]
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that `--folder` names, if there is none. Raises BadParameter if files cannot be written
+    there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(
+            f"no data can be kept in {folder}: {error.strerror}", param_hint="--folder"
+        ) from error
 
 
 def chosen_rows(only: Sequence[str] | None, names: Sequence[str], option: str = "--only") -> Sequence[str]:

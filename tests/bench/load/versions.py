@@ -66,14 +66,15 @@ def version_of(option: str, text: str, repository: Path = REPOSITORY, unpacked: 
     place, python = _divided(text)
     path, number = _python(option, python)
     tree = Path(place).absolute()
-    if (tree / "broker" / "__main__.py").is_file():
+    if place and (tree / "broker" / "__main__.py").is_file():
         return Version(option, Program(tree, path), commit(tree), number)
-    if tree.is_dir():
+    if place and tree.is_dir():
         raise typer.BadParameter(f"the folder {place} holds no broker", param_hint=option)
     revision = _git(repository, "rev-parse", "--quiet", "--verify", "--end-of-options", f"{place}^{{commit}}")
     if revision.returncode:
         raise typer.BadParameter(
-            f"{place} is neither a folder with a broker nor a revision of {repository}", param_hint=option
+            f"{place or repr(place)} is neither a folder with a broker nor a revision of {repository}",
+            param_hint=option,
         )
     tree = _unpack(repository, revision.stdout.decode().strip(), unpacked)
     _build(option, tree, path)
