@@ -70,7 +70,9 @@ def test_half_a_pair_has_no_ratio() -> None:
 
 def test_a_pair_whose_load_was_too_short_for_cpu_time_has_no_ratio() -> None:
     found = found_of(Measure.CPU_IN, [0.0, 20.0], [10.0, 10.0])
-    assert found.ratios("plain", Measure.CPU_IN) == [0.5]
+    assert found.ratios("plain", Measure.CPU_IN) == [0.5] and found.latest("plain") == "CPU in 0.50 ×"
+    found = found_of(Measure.CPU_IN, [20.0, 0.0], [10.0, 10.0])
+    assert found.ratios("plain", Measure.CPU_IN) == [0.5] and found.latest("plain") == ""
     found = found_of(Measure.CPU_IN, [0.0], [10.0])
     assert found.rows()[1][-2:] == ("", "") and found.latest("plain") == ""
     assert (found.as_json({})[0]["ratio"], found.as_json({})[0]["quartiles"]) == (None, None)

@@ -33,16 +33,20 @@ class Pairs(Comparison):
 
     def ratios(self, shape: str, measure: Measure) -> list[float]:
         """The value after, as a multiple of the one before, for each pair. A pair is left out if the value
-        before is 0, as CPU time may be after a very short load. A run that failed may end with half a
-        pair."""
+        before is 0, as CPU time may be after a very short load."""
+        return [new / old for old, new in self._pairs(shape, measure) if old]
+
+    def _pairs(self, shape: str, measure: Measure) -> list[tuple[float, float]]:
+        """The values before and after. A run that failed may end with half a pair, which is left out."""
         before, after = (self.rounds(shape, measure, broker) for broker in (BEFORE, AFTER))
-        return [new / old for old, new in zip(before, after, strict=False) if old]
+        return list(zip(before, after, strict=False))
 
     def latest(self, row: str) -> str:
-        """The ratios of a row's last pair, in words."""
-        of_row = {measure: self.ratios(shape, measure) for shape, measure in self.measured if shape == row}
-        each = (f"{m.value.partition(',')[0]} {ratios[-1]:.2f} ×" for m, ratios in of_row.items() if ratios)
-        return ", ".join(each)
+        """The ratios of a row's last pair, in words, without those that it does not have."""
+        last = (
+            (measure, self._pairs(shape, measure)[-1]) for shape, measure in self.measured if shape == row
+        )
+        return ", ".join(f"{m.value.partition(',')[0]} {new / old:.2f} ×" for m, (old, new) in last if old)
 
     def as_json(self, run: Mapping[str, object]) -> list[dict[str, object]]:
         """One JSON object for each row and measure; `run` gives the time, machine and the commit of the load
