@@ -58,6 +58,7 @@ from tests.bench.load.options import (
     make_folder,
     refuse_partial_docs,
 )
+from tests.bench.load.percentiles import percentile
 from tests.bench.load.profiling import Profiler
 from tests.bench.load.traffic import Target
 
@@ -453,7 +454,7 @@ def measure_fairness(run: Run) -> None:
             found = fairness.light_sender(run.folder, heavy, scale.light_messages, scale.light_at_most_s)
             for figure, took_ms in ((unkeyed, found.unkeyed_ms), (keyed, found.keyed_ms)):
                 if figure is not None:
-                    run.note(figure, fairness.percentile(took_ms, 99), {**settings, "messages": len(took_ms)})
+                    run.note(figure, percentile(took_ms, 0.99), {**settings, "messages": len(took_ms)})
             if rate is not None:
                 run.note(rate, found.heavy_rate, settings)
 

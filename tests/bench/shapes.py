@@ -22,7 +22,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from rich.console import Console
 
 from tests.bench.load import comparison_output, feature_rows, footprint, report, traffic
-from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
+from tests.bench.load.comparison import OURS, Comparison, Measure, Rule
 from tests.bench.load.comparison_output import kept_if_failing, part
 from tests.bench.load.endpoint import LoadError
 from tests.bench.load.feature_rows import FeatureRow
@@ -40,6 +40,7 @@ from tests.bench.load.options import (
     peers_given,
     refuse_partial_docs,
 )
+from tests.bench.load.percentiles import percentile
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.topic_brokers import PEERS, TopicBroker
 from tests.bench.load.traffic import Load, Target

@@ -16,7 +16,7 @@ import pytest
 
 from tests.bench.load import stalls
 from tests.bench.load.backlogs import BACKLOGS
-from tests.bench.load.fairness import percentile
+from tests.bench.load.percentiles import percentile
 from tests.soak.stalls import StallMeter
 from tests.support.broker_process import BrokerProcess
 
@@ -45,7 +45,7 @@ def test_work_on_a_large_queue_holds_up_no_other_client(tmp_path: Path, kind: st
     with stalls.broker_of(tmp_path, kind) as broker:
         found = stalls.each_step(broker, kind, lambda step: waits_ms(broker, kind, step))
         broker.check_alive()
-    seen = {step: (percentile(each, 99), max(each)) for step, each in found.items()}
+    seen = {step: (percentile(each, 0.99), max(each)) for step, each in found.items()}
     print(
         *(f"{kind}, {step}: p99 {p99:.0f} ms, worst {worst:.0f} ms" for step, (p99, worst) in seen.items()),
         sep="\n",

@@ -18,7 +18,7 @@ from broker.message.stored import store
 from tests.bench import shapes
 from tests.bench.load import footprint, report, traffic
 from tests.bench.load.client import LoadConnection, PacedSender, drive
-from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
+from tests.bench.load.comparison import OURS, Comparison, Measure, Rule
 from tests.bench.load.endpoint import Endpoint, LoadError
 from tests.bench.load.figure import Verdict
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
@@ -134,11 +134,6 @@ def test_a_broker_without_a_value_has_no_bar(tmp_path: Path) -> None:
     found.write_chart(tmp_path / "chart.svg")
     drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
     assert "<!-- 7,777 -->" in drawn and "<!-- 0 -->" not in drawn
-
-
-def test_a_percentile_is_a_value_that_was_measured() -> None:
-    values = list(map(float, range(1, 101)))
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.999)) == (51.0, 100.0, 7.0)
 
 
 @pytest.mark.parametrize("row", [shapes.EIGHT, shapes.ONE])

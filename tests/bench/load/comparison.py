@@ -230,12 +230,6 @@ class Comparison:
         figure.savefig(path, metadata={"Date": None})
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that more than `share` of the values do not exceed, or the largest value."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def _colors(count: int) -> Sequence[str]:
     return ("#0b6bcb", "#f0932b", "#8e8e93", "#4caf50")[:count]
 

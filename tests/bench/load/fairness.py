@@ -10,12 +10,11 @@ rounds.
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +39,6 @@ class Beside:
     keyed_ms: list[float]
     heavy_rate: float
     """Messages a second that the heavy senders sent meanwhile; 0 if there were none."""
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` per cent of `values` do not exceed."""
-    return sorted(values)[max(math.ceil(len(values) * percent / 100) - 1, 0)]
 
 
 def light_sender(folder: Path, heavy: int, count: int, at_most_s: float) -> Beside:

@@ -20,10 +20,11 @@ from typing import Final
 from proton import Message, symbol, timestamp
 
 from tests.bench.load import session_receivers, sessions, traffic, transactions
-from tests.bench.load.comparison import OURS, Measure, percentile
+from tests.bench.load.comparison import OURS, Measure
 from tests.bench.load.fan_outs import TEN
 from tests.bench.load.features import DETECTS
 from tests.bench.load.footprint import PARTITIONS, lasting_queue
+from tests.bench.load.percentiles import percentile
 from tests.bench.load.topic_brokers import Partibus, Topic, TopicBroker, running_partibus
 from tests.bench.load.traffic import BODY_BYTES, Load, Target
 

@@ -26,8 +26,8 @@ from protocol.codec import Described, Int, Long, Symbol, UByte, UInt, ULong
 from tests.bench.load import bursts, traffic
 from tests.bench.load.attacks import ASK_EVERY_S, Asker
 from tests.bench.load.backlogs import BACKLOGS, NAME, Backlog
-from tests.bench.load.fairness import percentile
 from tests.bench.load.footprint import target_of
+from tests.bench.load.percentiles import percentile
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import APPLICATION, PROPERTIES, VALUE, section
 from tests.support.broker_process import Addresses, BrokerProcess
@@ -231,7 +231,7 @@ def _during(broker: BrokerProcess, kind: str, name: str, count: int) -> Wait:
     broker.check_alive()
     if step.returncode:
         raise RuntimeError(f"the step {name} failed with status {step.returncode}")
-    return Wait(percentile(took_ms, 99), max(took_ms))
+    return Wait(percentile(took_ms, 0.99), max(took_ms))
 
 
 if __name__ == "__main__":
