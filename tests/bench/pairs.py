@@ -151,6 +151,7 @@ def measure_paced(found: Pairs, pace: Pace, row: str, broker: Broker) -> None:
     """Send messages of a shape at a pace, once, and receive them meanwhile or afterwards. CPU time is that of
     the paced part."""
     load = shapes.load_of(SHAPE_OF[row])
+    traffic.sync_disks()
     count, begun_s = max(1, int(pace.per_s * pace.seconds)), broker.cpu_s()
     took_s = traffic.paced_latencies_s(broker.target, load, count, pace.per_s, receive=pace.beside_receiver)
     used_us = (broker.cpu_s() - begun_s) / count * 1e6

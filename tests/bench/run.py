@@ -240,6 +240,7 @@ def measure_traffic(run: Run, peer_url: str | None, broker_url: str | None) -> N
             for target in targets if number % 2 == 0 else reversed(targets):
                 _traffic_round(run, target, pid if target is subject else None, is_peer=target is not subject)
             if figures.SEND_LATENCY.name in run.wanted:
+                traffic.sync_disks()
                 disk_us = traffic.disk_latencies_us(run.folder, run.scale.latency_messages)
                 run.note(figures.SEND_LATENCY, statistics.median(disk_us), {}, reference=True)
 
@@ -278,6 +279,7 @@ def _traffic_round(run: Run, target: Target, pid: int | None, is_peer: bool) -> 
         measured(figures.TRANSACTIONS, load, {**eight, "messages": count, "window": transactions.MESSAGES})
         traffic.receive(target, count - count % transactions.MESSAGES)
     if run.wants((figures.SEND_LATENCY, figures.PEER_SEND_LATENCY)):
+        traffic.sync_disks()
         latency_us = statistics.median(traffic.send_latencies_us(target, scale.latency_messages))
         traffic.receive(target, scale.latency_messages)
         settings = {**one, "messages": scale.latency_messages, "window": 1}

@@ -265,13 +265,15 @@ def measure(found: Comparison, scale: Scale, row: str, broker: Broker, connectio
 def measure_in_and_out(found: Comparison, scale: Scale, row: str, broker: Broker) -> None:
     """Send the messages of a row and receive them, once. They are of one shape, over eight connections, or
     one at a time."""
-    target, name, begun_s = broker.target, broker.target.name, broker.cpu_s()
+    target, name = broker.target, broker.target.name
     if row == EIGHT:
-        count = scale.messages // CONNECTIONS * CONNECTIONS
+        count, begun_s = scale.messages // CONNECTIONS * CONNECTIONS, broker.cpu_s()
         rate = traffic.send_and_receive(target, count, CONNECTIONS)
         found.note(row, Measure.IN_AND_OUT, name, rate)
         _note_cpu(found, row, broker, begun_s, count)
     elif row == ONE:
+        traffic.sync_disks()
+        begun_s = broker.cpu_s()
         took_ms = [us / 1000 for us in traffic.send_latencies_us(target, scale.one_at_a_time)]
         traffic.receive(target, scale.one_at_a_time)
         _note_cpu(found, row, broker, begun_s, scale.one_at_a_time)
@@ -308,6 +310,7 @@ def _measure_latencies(found: Comparison, scale: Scale, shape: Shape, broker: Br
     target, name, count, load = broker.target, broker.target.name, _count(scale, shape), load_of(shape)
     rate = found.cells[shape.name, Measure.IN, name].rounds[-1]
     paced = max(20, int(rate / 2 * scale.paced_s))
+    traffic.sync_disks()
     took_ms = [
         each * 1000 for each in traffic.paced_latencies_s(target, load, paced, rate / 2, receive=False)
     ]
@@ -317,6 +320,7 @@ def _measure_latencies(found: Comparison, scale: Scale, shape: Shape, broker: Br
     rate = traffic.send_beside_receiver(target, count, load)
     found.note(shape.name, Measure.BESIDE_RECEIVER, name, rate)
     paced = max(20, int(rate / 2 * scale.paced_s))
+    traffic.sync_disks()
     took_s = traffic.paced_latencies_s(target, load, paced, rate / 2, receive=True)
     found.note(shape.name, Measure.P99_RECEIVING, name, percentile(took_s, 0.99) * 1000)
     if name == OURS:
@@ -359,6 +363,7 @@ def _measure_batches(found: Comparison, scale: Scale, broker: Broker, connection
             for _ in range(BATCH):
                 batch.add_message(ServiceBusMessage(body))
             batches.append(batch)
+        traffic.sync_disks()
         begun_cpu_s, began = broker.cpu_s(), time.perf_counter()
         for number in range(scale.batches):
             sent_s = time.perf_counter()

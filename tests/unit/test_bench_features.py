@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from broker.settings.config_file import load_config_file
 from broker.settings.settings import load_settings
 from protocol.codec import Long, Timestamp
 from tests.bench import shapes
-from tests.bench.load import sessions, traffic
+from tests.bench.load import feature_rows, sessions, traffic
 from tests.bench.load.comparison import OURS, Measure
 from tests.bench.load.endpoint import Endpoint, LoadError
 from tests.bench.load.fan_outs import TEN
@@ -84,6 +85,17 @@ def test_messages_that_are_due_before_the_last_is_sent_void_the_measurement() ->
             traffic.send_scheduled(target, 10, traffic.PLAIN, time.time())
 
 
+def test_scheduled_messages_at_a_pace_may_not_be_due_before_the_last_is_sent_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running_bare_peer() as peer:
+        feature = Scheduled(Target("peer", endpoint_of(peer), settles_first=False))
+        assert len(feature.paced(10, 1_000.0)) == 10
+        monkeypatch.setattr(feature_rows, "LEAD_S", -1.0)
+        with pytest.raises(LoadError, match="due before the last was sent"):
+            feature.paced(10, 1_000.0)
+
+
 def test_our_entities_have_the_features(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     queues = [row.queue for row in ROWS if row.queue is not None]
@@ -134,6 +146,7 @@ class Counted(Partibus):
     """A broker whose CPU time the test gives."""
 
     used_s = 0.0
+    synced = False
 
     @property
     def cpu_s(self) -> float:
@@ -148,6 +161,7 @@ class Delayed(Feature):
         return 1_000.0
 
     def paced(self, count: int, per_s: float) -> list[float]:
+        assert Counted.synced, "what was written before delays no message"
         return [0.001] * count
 
     def wait(self) -> None:
@@ -158,7 +172,10 @@ class Delayed(Feature):
         return {Measure.OUT: 1_000.0}
 
 
-def test_what_a_broker_does_until_messages_are_due_counts_on_their_way_out() -> None:
+def test_what_a_broker_does_until_messages_are_due_counts_on_their_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sync", lambda: setattr(Counted, "synced", True))
     row = FeatureRow("delayed", lambda _: Delayed(), [], 1.0, "delayed")
     found = measured(row, Counted(OURS, ENDPOINT, pid=1), COUNT, paced_s=0)
     in_us, out_us = found.values[Measure.CPU_IN], found.values[Measure.CPU_OUT]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,11 +148,38 @@ def test_rows_whose_messages_go_in_and_out_at_once_have_one_cpu_time(row: str) -
     assert len(cell.rounds) == 1 and cell.value >= 0, "not measured without the process"
 
 
+@pytest.mark.parametrize(
+    ("row", "expected"), [("plain", 2), (shapes.ONE, 1), (shapes.EIGHT, 0)], ids=["plain", "one", "eight"]
+)
+def test_everything_is_synced_before_each_measurement_of_latencies(
+    monkeypatch: pytest.MonkeyPatch, row: str, expected: int
+) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(os, "sync", lambda: steps.append("sync"))
+    for name in ("send_latencies_us", "paced_latencies_s", "receive"):
+        monkeypatch.setattr(traffic, name, _noting(steps, name, getattr(traffic, name)))
+    with running_bare_peer() as peer:
+        target = Target("peer", endpoint_of(peer), settles_first=False, confirms=False)
+        shapes.measure(Comparison({}, "plain"), shapes.QUICK, row, shapes.Broker(target, os.getpid()), "")
+    before = [first for first, second in pairwise(steps) if "latencies" in second]
+    assert before == ["sync"] * expected
+
+
+def _noting(steps: list[str], name: str, function: Callable[..., object]) -> Callable[..., object]:
+    def noted(*arguments: object, **more: object) -> object:
+        steps.append(name)
+        return function(*arguments, **more)
+
+    return noted
+
+
 class BatchSender:
     """Stands for the official client and its sender: counts messages."""
 
     def __init__(self) -> None:
         self.sent = 0
+        self.sent_before_sync: int | None = None
+        """How many messages were sent before everything was synced; None until then."""
 
     def __enter__(self) -> BatchSender:
         return self
@@ -168,6 +196,9 @@ class BatchSender:
     def send_messages(self, messages: object) -> None:
         self.sent += len(messages) if isinstance(messages, list) else 1
 
+    def sync(self) -> None:
+        self.sent_before_sync = self.sent
+
 
 class Batch(list[object]):
     def add_message(self, message: object) -> None:
@@ -178,12 +209,13 @@ def test_each_batch_is_timed_and_batches_are_sent_in_turn(monkeypatch: pytest.Mo
     sender, received = BatchSender(), []
     monkeypatch.setattr(ServiceBusClient, "from_connection_string", lambda _: sender)
     monkeypatch.setattr(traffic, "receive", lambda _, count: received.append(count))
+    monkeypatch.setattr(os, "sync", sender.sync)
     monkeypatch.setattr(shapes, "DIFFERENT_BATCHES", 2)
     found = Comparison({}, "plain")
     target = Target(OURS, Endpoint.parse("amqp://h/q"), settles_first=False)
     shapes.measure(found, shapes.QUICK, shapes.BATCHES, shapes.Broker(target, os.getpid()), "")
     count = shapes.QUICK.batches * shapes.BATCH + 1
-    assert (sender.sent, received) == (count, [count])
+    assert (sender.sent_before_sync, sender.sent, received) == (1, count, [count])
     took_ms = [found.value(shapes.BATCHES, measure) for measure in (Measure.BATCH_P50, Measure.BATCH_P999)]
     assert None not in took_ms
     assert found.value(shapes.BATCHES, Measure.P50) is None, "that is the time of a message"

@@ -150,7 +150,9 @@ class Scheduled(SentFeature):
 
     def paced(self, count: int, per_s: float) -> list[float]:
         self.due_s = time.time() + LEAD_S + count / per_s
-        return super().paced(count, per_s)
+        took_s = super().paced(count, per_s)
+        traffic.refuse_due(self.due_s)
+        return took_s
 
     def wait(self) -> None:
         time.sleep(max(0.0, self.due_s - EARLY_S - time.time()))
@@ -265,6 +267,7 @@ def measured(row: FeatureRow, broker: TopicBroker, messages: int, paced_s: float
             values_cpu[Measure.CPU_OUT] = (broker.cpu_s - sent_s) / (count * feature.deliveries) * 1e6
         rate = values[Measure.IN] / 2
         paced = max(PACED_MIN, int(rate * paced_s) // MULTIPLE * MULTIPLE)
+        traffic.sync_disks()
         took_ms = [each * 1000 for each in feature.paced(paced, rate)]
         feature.wait()
         feature.receive(paced)

@@ -78,9 +78,14 @@ def send_scheduled(target: Target, count: int, load: Load, due_s: float) -> floa
     """Send messages that become due at `due_s`, in seconds since the epoch, as `send` does. Raises LoadError
     if that time came before the last one was sent."""
     rate = send(target, count, load=load)
+    refuse_due(due_s)
+    return rate
+
+
+def refuse_due(due_s: float) -> None:
+    """Raise LoadError if messages that were just sent are due by now."""
     if time.time() > due_s:
         raise LoadError("the messages were due before the last was sent")
-    return rate
 
 
 def receive(target: Target, count: int, window: int | None = None, load: Load = PLAIN) -> float:
@@ -160,6 +165,13 @@ def send_beside_receiver(target: Target, count: int, load: Load = PLAIN) -> floa
         return count / (time.perf_counter() - began)
 
 
+def sync_disks() -> None:
+    """Wait until everything that was written is on the disks. Called before latencies are measured and before
+    the CPU time of such a measurement begins: no broker should wait because of what another one has written.
+    """
+    os.sync()
+
+
 def send_latencies_us(target: Target, count: int) -> list[float]:
     """Send count messages one at a time on one connection; gives µs from handing each to the socket to
     reading its acknowledgement.
@@ -182,7 +194,6 @@ def paced_latencies_s(target: Target, load: Load, count: int, per_s: float, *, r
     """Send count messages on one connection, `per_s` a second; gives the seconds from when each was due to
     its acknowledgement. With `receive`, another connection receives and completes them meanwhile.
     """
-    os.sync()  # no broker should wait for the disk because of what another one has written
     connections = [target.connect()]
     try:
         sender = PacedSender(connections[0], load.messages, PACED_WINDOW, per_s)
