@@ -54,8 +54,33 @@ def test_properties_keep_their_types_in_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("encoded", "text", "written"),
+    [
+        (b"\x50\x05", "5", 5),  # ubyte
+        (b"\x60\x00\x05", "5", 5),  # ushort
+        (b"\x70\x00\x00\x00\x05", "5", 5),  # uint
+        (b"\x53\x05", "5", 5),  # ulong
+        (b"\x51\x05", "5", 5),  # byte
+        (b"\x61\x00\x05", "5", 5),  # short
+        (b"\x71\x00\x00\x00\x05", "5", 5),  # int
+        (b"\x72\x3f\xc0\x00\x00", "1.5", 1.5),  # float
+        (b"\x73\x00\x00\x00A", '"A"', "A"),  # char
+        (b"\xa3\x01A", '"A"', "A"),  # symbol
+        (b"\x74\x01\x02\x03\x04", '{"$binary":"AQIDBA=="}', b"\x01\x02\x03\x04"),  # decimal32
+        (b"\x00\xa3\x16com.microsoft:timespan\x55\x05", "5", 5),
+    ],
+)
+def test_other_types_become_the_nearest_that_json_keeps(encoded: bytes, text: str, written: object) -> None:
+    """As docs/spark.md lists them."""
+    found = json.dumps(json_value({"p": decode(encoded)[0]}), separators=(",", ":"))
+    assert found == f'{{"p":{text}}}'
+    assert properties_from_json(found) == {"p": encode(written)}
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        f'{{"a": {2**63}}}',
         "[]",
         "{",
         '{"a": []}',
