@@ -27,7 +27,7 @@ from broker.base.clock import Clock, ClockWatch, SystemClock
 from broker.base.collector import collect_rarely
 from broker.base.metrics import Metrics
 from broker.base.sockets import addresses_text
-from broker.base.thread_switches import switch_soon
+from broker.base.thread_switches import shorten_switch_interval
 from broker.descriptors import Shares, limit_for, raise_limit
 from broker.frontend.crowds import make_room_in_memory
 from broker.frontend.listener import serve_websocket
@@ -227,7 +227,7 @@ class Broker:
                 loop.add_signal_handler(number, self._stop_or_end)
         loop.set_exception_handler(_log_stray)
         collect_rarely()
-        switch_soon()
+        shorten_switch_interval()
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 await self._serve()

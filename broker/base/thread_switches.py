@@ -10,6 +10,6 @@ default of 5 ms, a job of a dozen short calls, such as beginning a segment, took
 event loop. With 0.5 ms, the loop itself became slower."""
 
 
-def switch_soon() -> None:
-    """Set the interval of this process."""
+def shorten_switch_interval() -> None:
+    """Set the interval at which threads of this process take turns to `INTERVAL_S`."""
     sys.setswitchinterval(INTERVAL_S)

@@ -21,7 +21,7 @@ import uvloop
 
 from broker.base.clock import SystemClock
 from broker.base.collector import collect_rarely
-from broker.base.thread_switches import switch_soon
+from broker.base.thread_switches import shorten_switch_interval
 from broker.entities.descriptions import MAIN
 from broker.hosting import messages
 from broker.hosting.channel import Channel
@@ -338,7 +338,7 @@ def _end_with(broker: int) -> None:
 
 async def _main(descriptor: int) -> None:
     collect_rarely()
-    switch_soon()
+    shorten_switch_interval()
     await PartitionProcess(await Channel.of(socket.socket(fileno=descriptor))).run()
 
 

@@ -23,7 +23,7 @@ from tests.bench.load import comparison_output, footprint, traffic, versions
 from tests.bench.load.comparison import Measure
 from tests.bench.load.machine import StolenTime
 from tests.bench.load.options import REPOSITORY, WORK, Folder, Quick, chosen_rows, make_folder
-from tests.bench.load.paired import AFTER, BEFORE, Pairs
+from tests.bench.load.pair_ratios import AFTER, BEFORE, Pairs
 from tests.bench.load.shapes import PLAIN
 from tests.bench.shapes import EIGHT, ONE, SHAPE_OF, Broker, Scale
 

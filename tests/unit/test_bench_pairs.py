@@ -14,7 +14,7 @@ from tests.bench import pairs, shapes
 from tests.bench.load.comparison import Measure
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.options import REPOSITORY
-from tests.bench.load.paired import AFTER, BEFORE, Pairs, quartiles
+from tests.bench.load.pair_ratios import AFTER, BEFORE, Pairs, quartiles
 from tests.bench.load.traffic import Target
 from tests.bench.shapes import EIGHT, ONE, Broker, Scale
 from tests.support.bare_peers import endpoint_of, running_bare_peer

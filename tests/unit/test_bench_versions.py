@@ -84,9 +84,9 @@ def test_a_revision_that_cannot_be_built_is_refused(tmp_path: Path) -> None:
         ("--all", "--all is neither"),
         ("", "'' is neither"),
         (f"@{sys.executable}", "'' is neither"),
-        (str(REPOSITORY / "docs"), "docs holds no broker"),
+        (str(REPOSITORY / "docs"), "docs contains no broker code"),
         (f"{REPOSITORY}@no-such-python", "there is no Python no-such-python"),
-        (f"{REPOSITORY}@false", "false is no Python (status 1)"),
+        (f"{REPOSITORY}@false", "false does not run as Python (status 1)"),
     ],
 )
 def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
@@ -104,5 +104,5 @@ def test_a_broker_that_does_not_start_is_refused_with_how_to_build_it(tmp_path: 
         version.started(stack, tmp_path)
     assert "No module named 'broker._native'" in refused.value.message
     built = f"cd {shlex.quote(str(tree))} && {sys.executable} setup.py build_ext --inplace"
-    assert built in refused.value.message
+    assert f"build its native modules first ({built})" in refused.value.message
     assert [each.name for each in tmp_path.iterdir()] == [tree.name], "no data is left"

@@ -56,7 +56,7 @@ class Version:
             tree, python = self.program.tree, self.program.python
             raise typer.BadParameter(
                 f"the broker in {tree} does not start with {python} ({_last_line(str(error))}): "
-                f"see that its native modules are built ({_in_shell(tree, python)})",
+                f"build its native modules first ({_in_shell(tree, python)})",
                 param_hint=self.option,
             ) from error
 
@@ -69,7 +69,7 @@ def version_of(option: str, text: str, repository: Path = REPOSITORY, unpacked: 
     if place and (tree / "broker" / "__main__.py").is_file():
         return Version(option, Program(tree, path), commit(tree), number)
     if place and tree.is_dir():
-        raise typer.BadParameter(f"the folder {place} holds no broker", param_hint=option)
+        raise typer.BadParameter(f"the folder {place} contains no broker code", param_hint=option)
     revision = _git(repository, "rev-parse", "--quiet", "--verify", "--end-of-options", f"{place}^{{commit}}")
     if revision.returncode:
         raise typer.BadParameter(
@@ -102,7 +102,9 @@ def _python(option: str, name: str) -> tuple[str, str]:
         check=False,
     )
     if asked.returncode:
-        raise typer.BadParameter(f"{name} is no Python (status {asked.returncode})", param_hint=option)
+        raise typer.BadParameter(
+            f"{name} does not run as Python (status {asked.returncode})", param_hint=option
+        )
     return os.path.abspath(path), asked.stdout.strip()  # not resolved: venvs link to the Python outside
 
 
