@@ -362,20 +362,20 @@ class FileLog:
         self._drain_room.take(self.key, size)
         spare = self.reserves.spare_for(urgent=urgent, frees=False, grows_by=commit.grows_by)
         job = Append(self, opened, commit, spare)
-        self._shared.committer.begin(job, partial(self._appended, opened, ended))
+        self._shared.committer.begin(job, partial(self._commit_ended, opened, ended))
         job.find_end()  # while the disk writes
         if self._has_begun_at_once:
             self._shared.open_segments.used(self)
         return True
 
-    def _appended(self, opened: OpenLog, ended: Ended | None, error: Exception | None) -> None:
-        """A commit of `append_at_once` has ended, or the next segment has begun, of which nobody is told."""
+    def _commit_ended(self, opened: OpenLog, ended: Ended, error: Exception | None) -> None:
+        """A commit of `append_at_once` has ended."""
         if self._has_begun_at_once:  # it was not fenced
             self._has_begun_at_once = False
-            more_waits = ended is not None and ended(error)  # first: clients wait for it
+            more_waits = ended(error)  # first: clients wait for it
             if error is None:
                 self._write_ahead(opened)
-            is_due = error is None and ended is not None and opened.next_is_due(more_waits=bool(more_waits))
+            is_due = error is None and opened.next_is_due(more_waits=more_waits)
             if not is_due or not self._begins_next(opened):
                 self._one_at_a_time.give_back()
         self._mind_the_descriptor()
@@ -386,8 +386,17 @@ class FileLog:
         if opened.is_confined or not self.may_fill or self._zeros is not None or self._state is not _OPEN:
             return False
         self._has_begun_at_once = True
-        self._shared.committer.begin(RollAhead(self, opened), partial(self._appended, opened, None))
+        self._shared.committer.begin(RollAhead(self, opened), partial(self._next_begun, opened))
         return True
+
+    def _next_begun(self, opened: OpenLog, error: Exception | None) -> None:
+        """The next segment has begun, or that failed; nobody is told."""
+        if self._has_begun_at_once:  # it was not fenced
+            self._has_begun_at_once = False
+            if error is None:
+                self._write_ahead(opened)
+            self._one_at_a_time.give_back()
+        self._mind_the_descriptor()
 
     async def sync(self) -> None:
         async with self._one_at_a_time:
@@ -423,16 +432,9 @@ class FileLog:
         zeros = opened.active.zeros_due(opened.fill_until)
         if zeros is None or self._state is not _State.OPEN:
             return
-        shared = self._shared
+        about = opened.active, zeros, self._shared.disk, self._shared.pools.zeros
         with contextlib.suppress(RuntimeError):  # the store was closed while this commit was under way
-            self._zeros = ZerosAhead(
-                opened.active,
-                zeros,
-                shared.disk,
-                shared.pools.zeros,
-                syncs=self.syncs_each_commit,
-                under_way=self.under_way,
-            )
+            self._zeros = ZerosAhead(*about, syncs=self.syncs_each_commit, under_way=self.under_way)
 
     async def _mind_the_zeros(self, zeros: ZerosAhead, opened: OpenLog, size: int) -> None:
         """Before a commit of `size` bytes, wait for zeros that are late, that it needs, or that could be

@@ -215,7 +215,7 @@ class Lulls(Protocol):
         """Call all of these now. The commits that they begin are synced together."""
 
 
-Ended = Callable[[Exception | None], bool | None]
+Ended = Callable[[Exception | None], bool]
 """Called at the end of a commit, with its error or None. Returns whether more messages wait for a commit; if
 so, the log puts off beginning its next segment."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore
-from storage.log import Checkpoint, Log, Position, Section, whole
+from storage.log import Checkpoint, Ended, Log, Position, Section, whole
 from tests.support.faulty_disk import FaultyDisk
 
 ENTITY = "orders#1"
@@ -54,6 +54,16 @@ async def append(log: Log, *bodies: bytes, urgent: bool = False) -> Position:
         commit.add(number % 256, [body])
     await log.append(commit, urgent)
     return commit.start
+
+
+def no_more_waits(told: Callable[[Exception | None], object]) -> Ended:
+    """Passes the end of a commit on to `told`, and says that no more messages wait."""
+
+    def ended(error: Exception | None) -> bool:
+        told(error)
+        return False
+
+    return ended
 
 
 async def contents(log: Log, since: Position | None = None) -> list[list[bytes]]:

@@ -25,6 +25,7 @@ from tests.support.logs import (
     checkpoint_of,
     contents,
     flat,
+    no_more_waits,
     save_twice,
     small_store,
 )
@@ -338,9 +339,11 @@ async def test_a_commit_made_at_once_is_as_durable_as_any_and_has_the_file_for_i
     async with acquired(ROOT, disk) as log:
         await append(log, b"first")
         ended = asyncio.get_running_loop().create_future()
-        assert log.append_at_once(_commit(log, b"second"), ended.set_result)
+        assert log.append_at_once(_commit(log, b"second"), no_more_waits(ended.set_result))
         end = log.end
-        assert not log.append_at_once(_commit(log, b"too soon"), ended.set_result), "one at a time"
+        assert not log.append_at_once(_commit(log, b"too soon"), no_more_waits(ended.set_result)), (
+            "one at a time"
+        )
         assert log.end == end
         assert await asyncio.wait_for(ended, 20) is None and log.end > end
         await append(log, b"third")
@@ -358,11 +361,11 @@ async def test_a_commit_made_at_once_is_reported_before_the_log_looks_after_its_
             ended.set_result((error, log.end, log.is_busy))
 
         end = log.end
-        assert log.append_at_once(_commit(log, b"second"), told)
+        assert log.append_at_once(_commit(log, b"second"), no_more_waits(told))
         error, moved, was_busy = await asyncio.wait_for(ended, 20)
         assert error is None and moved > end and was_busy
         ended = asyncio.get_running_loop().create_future()
-        assert log.append_at_once(_commit(log, b"third"), ended.set_result)
+        assert log.append_at_once(_commit(log, b"third"), no_more_waits(ended.set_result))
         await asyncio.wait_for(ended, 20)
 
 
@@ -372,11 +375,11 @@ async def test_a_commit_made_at_once_that_fails_is_reported_and_fails_the_log() 
         await append(log, b"kept")
         disk.fail("sync", path_part=str(LOG))
         ended = asyncio.get_running_loop().create_future()
-        assert log.append_at_once(_commit(log, b"lost"), ended.set_result)
+        assert log.append_at_once(_commit(log, b"lost"), no_more_waits(ended.set_result))
         assert isinstance(await asyncio.wait_for(ended, 20), CommitFailed)
         with pytest.raises(CommitFailed):
             log.begin()
-        assert not log.append_at_once(Commit(log.end), ended.set_result)
+        assert not log.append_at_once(Commit(log.end), no_more_waits(ended.set_result))
         await log.acquire()
         assert flat(await contents(log)) == [b"kept"]
 
@@ -388,7 +391,7 @@ async def test_a_commit_made_at_once_that_hangs_and_was_fenced_is_never_heard_of
         await append(log, b"kept")
         disk.hang("sync", str(LOG))
         ended: list[Exception | None] = []
-        assert log.append_at_once(_commit(log, b"undecided"), ended.append)
+        assert log.append_at_once(_commit(log, b"undecided"), no_more_waits(ended.append))
         async with asyncio.timeout(20):
             while not disk.held:  # noqa: ASYNC110 (a thread counts)
                 await asyncio.sleep(0.001)
@@ -419,7 +422,7 @@ async def test_a_commit_whose_end_cannot_be_recorded_fails_the_log_and_is_never_
 
         with monkeypatch.context() as patched:
             patched.setattr(*where, bug)
-            assert log.append_at_once(_commit(log, b"in doubt"), ended.set_result)
+            assert log.append_at_once(_commit(log, b"in doubt"), no_more_waits(ended.set_result))
             assert isinstance(await asyncio.wait_for(ended, 20), CommitFailed)
             with pytest.raises(CommitFailed):
                 log.begin()
@@ -508,7 +511,7 @@ async def test_messages_are_refused_while_there_is_only_room_for_what_draining_n
             await append(log, b"x" * 50_000)
         commit = log.begin()
         commit.add(7, [b"x" * 50_000])
-        assert not log.append_at_once(commit, ended.append) and not ended
+        assert not log.append_at_once(commit, no_more_waits(ended.append)) and not ended
         log.need = lambda: (900_000, 150_000)
         with pytest.raises(DiskFull, match="kept to drain"):
             await append(log, b"x")

@@ -132,7 +132,7 @@ async def test_the_next_segment_begins_when_the_client_has_been_told() -> None:
                         await asyncio.sleep(0.001)
                 commit = log.begin()
                 commit.add(1, [b"behind it"])
-                assert not log.append_at_once(commit, lambda _: None)
+                assert not log.append_at_once(commit, lambda _: False)
                 waiting = asyncio.create_task(log.append(commit))
                 await asyncio.sleep(0.005)
                 assert not waiting.done()

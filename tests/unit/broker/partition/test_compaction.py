@@ -22,7 +22,7 @@ from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore
-from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER, Commit, Frame, Position
+from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER, Commit, Ended, Frame, Position
 from tests.support.partition_asking import WAIT_S, ask, pages
 from tests.support.waiting import until
 
@@ -66,9 +66,7 @@ class Traffic:
             else:
                 self.came_in += size
 
-        def counting_at_once(
-            log: FileLog, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
-        ) -> bool:
+        def counting_at_once(log: FileLog, commit: Commit, ended: Ended, *, urgent: bool = False) -> bool:
             is_begun = at_once(log, commit, ended, urgent=urgent)
             self.came_in += (FRAME_HEADER_BYTES + commit.bytes) * is_begun
             return is_begun

@@ -363,10 +363,14 @@ async def test_the_log_hears_whether_more_waits_behind_a_commit(monkeypatch: pyt
     """It begins its next segment while nothing does."""
     harness = Harness()
     async with _quiet(harness):
-        append_at_once, heard = harness.log.append_at_once, list[bool | None]()
+        append_at_once, heard = harness.log.append_at_once, list[bool]()
 
         def hearing(commit: Commit, ended: Ended, *, urgent: bool = False) -> bool:
-            return append_at_once(commit, lambda error: heard.append(ended(error)), urgent=urgent)
+            def noting(error: Exception | None) -> bool:
+                heard.append(ended(error))
+                return heard[-1]
+
+            return append_at_once(commit, noting, urgent=urgent)
 
         monkeypatch.setattr(harness.log, "append_at_once", hearing)
         for more in ([], [b"z"]):
