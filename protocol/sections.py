@@ -243,16 +243,16 @@ def annotation(message: bytes, sections: Sections, key: bytes) -> Any:
 
 
 def entry(message: bytes, sections: Sections, section: int, key: bytes) -> Any:
-    """The decoded value under `key` in a section that is a map; None if it is missing. Raises
-    DecodeError."""
+    """The decoded value under `key` in a section that is a map; None if it is missing. Of equal keys, the
+    last one counts. Raises DecodeError."""
     if not sections.ends[section]:
         return None
     found = None
     places = pairs(message, sections.values[section], sections.ends[section])
     for at_key, at_value in zip(places[:-1:2], places[1::2], strict=True):
         if text_bytes(message, at_key) == key:
-            found = decode_bounded(message, at_value)[0]
-    return found
+            found = at_value
+    return None if found is None else decode_bounded(message, found)[0]
 
 
 def field(message: bytes, sections: Sections, section: int, index: int) -> Any:

@@ -86,7 +86,9 @@ def _check_each(payload: bytes, sections: Sections, limits: PropertyLimits) -> N
     if ends[APPLICATION_PROPERTIES]:
         places = pairs(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
         for at_key, at, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
-            _check_one(f"'{(text_bytes(payload, at_key) or b'').decode():.80}'", behind - at, limits)
+            name = (text_bytes(payload, at_key) or b"").decode()
+            if behind - at > limits.each:  # most are not, so form no text for them
+                _check_one(f"'{name:.80}'", behind - at, limits)
 
 
 def _check_one(name: str, size: int, limits: PropertyLimits) -> None:

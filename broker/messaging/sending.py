@@ -21,7 +21,7 @@ from broker.base.errors import Reason, Refused
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.identity import key_text
 from broker.message.property_sizes import beyond
-from broker.message.stored import StoredRun, store_run
+from broker.message.stored import StoredRun, store_run, store_together
 from broker.messaging.fail_over import fail_over, refusal_of
 from broker.messaging.guarded_sink import guarded
 from broker.messaging.sends import send_of
@@ -296,7 +296,7 @@ class Sending(Generic[R]):
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
             some = inner[start : start + TAKEN_APART_AT_ONCE]
-            run = store_run(some, message_id)
+            run = store_together(some, message_id)
             check_sent(run, some, self._queue)
             if run.refused:
                 raise run.refused.pop(min(run.refused))
@@ -385,7 +385,7 @@ class Sending(Generic[R]):
         if self._queue.throttle is not None:
             self._queue.throttle.admit_all(len(payloads), self._queue.filters)
         self._memory.admit(len(payloads))
-        run = store_run(payloads, self._message_id)
+        run = store_together(payloads, self._message_id)
         check_sent(run, payloads, self._queue)
         if run.refused:
             raise run.refused.pop(min(run.refused))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
-from broker.message.stored import store_run
+from broker.message.stored import store_together
 from broker.messaging.asking import answer_of
 from broker.messaging.fail_over import another_partition, refusal_of_all
 from broker.messaging.sending import Collected, check_sent, keys_of, too_large
@@ -49,7 +49,7 @@ def to_store(
     for payload in payloads:
         if len(payload) > entity.message_bytes_max:
             raise too_large(entity, len(payload))
-    run = store_run(payloads, message_id)
+    run = store_together(payloads, message_id)
     check_sent(run, payloads, entity)
     if run.refused:
         raise run.refused[min(run.refused)]

@@ -20,9 +20,24 @@ enum {
     HAS_PRIORITY = 1, HAS_TIME_TO_LIVE = 2,
     KEY_CHARACTERS_MAX = 128, METADATA_BYTES_MAX = 65536, PROPERTY_BYTES_MAX = 32768, SECTIONS_MAX = 16384,
     HEADER_FIELDS_MAX = 5, PROPERTIES_FIELDS_MAX = 13, GROUP_ID = 10,
-    PIECES_MAX = 16, /* pieces of a sender's annotations once those reserved for the broker are cut out */
-    BINARIES_MAX = 4, /* binary keys; there are two at most unless annotations are repeated */
     NULL_VALUE = 0x40
+};
+
+/* Annotations that the broker interprets or replaces: those that only the broker sets, and the sender's. A
+   map that names one of them twice is invalid (AMQP 1.0, 1.6.23). */
+enum { BROKERS = 8, PARTITION_KEY = BROKERS, VIA_PARTITION_KEY, SCHEDULED_TIME, RESERVED };
+
+static const char *const reserved_names[RESERVED] = {
+    "x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until", "x-opt-enqueue-sequence-number",
+    "x-opt-partition-id", "x-opt-message-state", "x-opt-deadletter-source", "x-opt-lock-token",
+    [PARTITION_KEY] = "x-opt-partition-key", [VIA_PARTITION_KEY] = "x-opt-via-partition-key",
+    [SCHEDULED_TIME] = "x-opt-scheduled-enqueue-time",
+};
+
+/* Each name is there once, so they bound how often something is cut out or changed. */
+enum {
+    PIECES_MAX = BROKERS + 1 + 2, /* what is left around the broker's annotations, and around a lock token */
+    BINARIES_MAX = 2 /* the keys that a sender may set */
 };
 
 typedef struct {
@@ -153,26 +168,22 @@ static bool equals(const text_t *key, const char *name)
     return key->end - key->begin == size && !memcmp(key->bytes + key->begin, name, size);
 }
 
-static bool is_brokers(const text_t *key)
+/* The place in `reserved_names`; RESERVED for any other key. */
+static int reserved(const text_t *key)
 {
-    static const char *const names[] = {
-        "x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until", "x-opt-enqueue-sequence-number",
-        "x-opt-partition-id", "x-opt-message-state", "x-opt-deadletter-source", "x-opt-lock-token", NULL,
-    };
-    for (const char *const *name = names; *name; name++)
-        if (equals(key, *name)) return true;
-    return false;
+    int name = RESERVED;
+    if (key->end - key->begin >= 6 && !memcmp(key->bytes + key->begin, "x-opt-", 6))
+        for (name = 0; name < RESERVED && !equals(key, reserved_names[name]); name++) {}
+    return name;
 }
 
 /* Keep the bytes from `begin` to `end`, a piece of some annotations. */
-static bool keep(message_t *message, kept_t *kept, size_t begin, size_t end)
+static void keep(message_t *message, kept_t *kept, size_t begin, size_t end)
 {
-    if (begin == end) return true;
-    if (kept->pieces == PIECES_MAX) return false;
+    if (begin == end) return;
     message->piece_begins[kept->pieces] = begin;
     message->piece_ends[kept->pieces++] = end;
     kept->bytes += end - begin;
-    return true;
 }
 
 /* The value at `at` of an annotation that is a key; null, without an exception, if it is not a valid key.
@@ -183,11 +194,25 @@ static PyObject *annotated_key(message_t *message, size_t at, size_t end, size_t
 {
     uint8_t constructor = message->bytes[at];
     if (!is_string(constructor | 1)) return NULL;
-    if (!is_string(constructor)) {
-        if (message->binaries == BINARIES_MAX) return NULL;
-        message->binary_keys[message->binaries++] = place;
-    }
+    if (!is_string(constructor)) message->binary_keys[message->binaries++] = place;
     return key_at(message->bytes, at, end);
+}
+
+/* Read an annotation, from `at` to `end`, that the sender may set. `place` is as in `annotated_key`. */
+static bool read_own(message_t *message, int name, size_t at, size_t end, size_t place)
+{
+    const uint8_t *bytes = message->bytes;
+    if (bytes[at] == NULL_VALUE) return true; /* has no meaning, but is kept */
+    if (name == SCHEDULED_TIME) {
+        if (bytes[at] != 0x83) return false;
+        message->is_scheduled = true;
+        message->scheduled_ms = (int64_t)((uint64_t)u32(bytes + at + 1) << 32 | u32(bytes + at + 5));
+        return true;
+    }
+    PyObject *decoded = annotated_key(message, at, end, place);
+    if (name == PARTITION_KEY) message->partition_key = decoded;
+    else Py_XDECREF(decoded);
+    return decoded;
 }
 
 static bool read_annotations(message_t *message)
@@ -198,36 +223,27 @@ static bool read_annotations(message_t *message)
     size_t kept_from = at;
     kept_t *kept = &message->annotations;
     kept->pairs = count / 2;
+    bool seen[RESERVED] = {false};
     for (size_t pairs = count / 2; pairs; pairs--) {
         size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
         if (!behind) return false;
         text_t key;
-        if (text(bytes, at, value, &key) && key.end - key.begin >= 6 &&
-            !memcmp(bytes + key.begin, "x-opt-", 6)) {
-            if (is_brokers(&key)) {
-                if (!keep(message, kept, kept_from, at)) return false;
+        int name = text(bytes, at, value, &key) ? reserved(&key) : RESERVED;
+        if (name < RESERVED) {
+            if (seen[name]) return false;
+            seen[name] = true;
+            if (name < BROKERS) {
+                keep(message, kept, kept_from, at);
                 kept_from = behind;
                 kept->pairs--;
-            } else if (bytes[value] == NULL_VALUE) {
-                /* a null has no meaning, but is kept */
-            } else if (equals(&key, "x-opt-partition-key")) {
-                PyObject *decoded = annotated_key(message, value, behind, kept->bytes + value - kept_from);
-                if (!decoded) return false;
-                Py_XSETREF(message->partition_key, decoded);
-            } else if (equals(&key, "x-opt-via-partition-key")) {
-                PyObject *decoded = annotated_key(message, value, behind, kept->bytes + value - kept_from);
-                if (!decoded) return false;
-                Py_DECREF(decoded);
-            } else if (equals(&key, "x-opt-scheduled-enqueue-time")) {
-                if (bytes[value] != 0x83) return false;
-                message->is_scheduled = true;
-                message->scheduled_ms =
-                    (int64_t)((uint64_t)u32(bytes + value + 1) << 32 | u32(bytes + value + 5));
+            } else if (!read_own(message, name, value, behind, kept->bytes + value - kept_from)) {
+                return false;
             }
         }
         at = behind;
     }
-    return at == end && keep(message, kept, kept_from, end);
+    keep(message, kept, kept_from, end);
+    return at == end;
 }
 
 /* After the annotations. The lock token of a message that was received before is not kept. */
@@ -239,18 +255,22 @@ static bool read_delivery_annotations(message_t *message)
     size_t kept_from = at;
     kept_t *kept = &message->delivery_annotations;
     *kept = (kept_t){.pairs = count / 2, .pieces = message->annotations.pieces};
+    bool has_token = false;
     for (size_t pairs = count / 2; pairs; pairs--) {
         size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
         if (!behind) return false;
         text_t key;
         if (text(bytes, at, value, &key) && equals(&key, "x-opt-lock-token")) {
-            if (!keep(message, kept, kept_from, at)) return false;
+            if (has_token) return false;
+            has_token = true;
+            keep(message, kept, kept_from, at);
             kept_from = behind;
             kept->pairs--;
         }
         at = behind;
     }
-    return at == end && keep(message, kept, kept_from, end);
+    keep(message, kept, kept_from, end);
+    return at == end;
 }
 
 static bool check_message_id(const uint8_t *bytes, size_t at, size_t end)

@@ -12,6 +12,7 @@ from random import Random
 
 from broker.base.errors import Refused
 from broker.message import _changes
+from broker.message._stored import store as native_store
 from broker.message.annotations import built, constants_of, deliverables, joined
 from broker.message.batch_envelope import split
 from broker.message.changes import encoded_in_python, entries_in_python, laid_over_in_python, merge_changes
@@ -270,6 +271,7 @@ def message(data: bytes, random: Random) -> None:
     except Refused as why:
         assert [each.description for each in store_run((data,), str).refused.values()] == [why.description]
         return
+    assert native_store((data,), str)[-1] == [], "it is left to Python only if it must be refused"
     assert store(data, lambda: "given") == by_rules
     stored = by_rules.data
     key = by_rules.session_id or by_rules.partition_key or key_text(stored)

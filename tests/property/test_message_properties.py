@@ -163,7 +163,18 @@ def application_messages(draw: st.DrawFn) -> bytes:
                 st.integers(-(2**63), 2**63 - 1).map(Timestamp) | maybe | st.just("now")
             )
         shuffled = draw(st.permutations(list(annotations.items())))
-        parts.append(section(ANNOTATIONS, symbols(dict(shuffled))))
+        if draw(st.integers(0, 4)):
+            parts.append(section(ANNOTATIONS, symbols(dict(shuffled))))
+        else:  # no map of a client: keys may be there twice, as symbols and strings
+            repeated = shuffled * draw(st.integers(1, 2))
+            kinds: list[type[str]] = draw(
+                st.lists(st.sampled_from([Symbol, str]), min_size=len(repeated), max_size=len(repeated))
+            )
+            encoded = b"".join(
+                encode(kind(key)) + encode(value) for kind, (key, value) in zip(kinds, repeated, strict=True)
+            )
+            head = (4 + len(encoded)).to_bytes(4, "big") + (2 * len(repeated)).to_bytes(4, "big")
+            parts.append(b"\0\x53" + bytes([ANNOTATIONS]) + b"\xd1" + head + encoded)
     if draw(st.booleans()):
         identity = draw(keys | many | st.uuids() | st.integers(0, 2**64 - 1).map(ULong) | st.just(1))
         others = draw(st.lists(maybe | texts, max_size=9))
