@@ -16,7 +16,7 @@ PAYLOAD_PARTS = 2
 the rest. With more, bodies alone would reach the mark, and sends would be refused until messages leave."""
 
 PAYLOAD_PARTS_BY_DEFAULT = 8
-"""Unless they are told otherwise, they take this part at most."""
+"""Without a setting, they take this part at most."""
 
 _OF_EACH_CONNECTION = {
     "total_inflight_bytes_max": ("connection_inflight_bytes_max",),

@@ -111,8 +111,9 @@ class Disk(Protocol):
         fewer."""
 
     def allocate(self, fd: int, offset: int, size: int) -> None:
-        """Make room at the file's end, which reads as zeros, without writing it. If the file system cannot do
-        that, the file only gets longer, and a later write may find no space."""
+        """Make room at the file's end, which reads as zeros, without writing it. Where that is impossible,
+        the C library writes a byte into each block, or the file only gets longer, and a later write may find
+        no space."""
 
     def sync(self, fd: int) -> None:
         """Make the file's bytes and size durable."""
@@ -207,7 +208,7 @@ class LocalDisk:
         try:
             os.posix_fallocate(fd, offset, size)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            if error.errno in FULL_ERRNOS or error.errno == errno.EIO:
                 raise
             os.ftruncate(fd, offset + size)
 

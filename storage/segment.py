@@ -65,9 +65,10 @@ FILL_LOW_BYTES_MAX = 256 << 10
 """Time enough to write the next step while commits go on."""
 
 ALLOCATED_FRAME_BYTES_MIN = 128 << 10
-"""Behind frames of this size, zeros are allocated."""
+"""Behind frames of this size, zeros are allocated. Both ways take about as long then, and the disk has half
+of the bytes to write. A commit of a single message of 200 KiB gains."""
 ALLOCATED_STEP_BYTES_MAX = 4 << 20
-"""Such a step costs a thread that wakes up, but no sync."""
+"""Such a step costs a thread that wakes up, but no sync. The last one takes what is left of the segment."""
 
 FRAMES_AHEAD = 2
 """Zeros are also due without room for so many frames like the last one, or for so many steps. Otherwise,
@@ -173,7 +174,7 @@ class Zeros(NamedTuple):
     begin: int
     end: int
     are_allocated: bool
-    """Whether they are not written."""
+    """Whether they are allocated instead of written."""
 
     def write(self, disk: Disk, syncs: bool) -> None:
         """Put them there, through a descriptor of their own, so that the commits' descriptor still reports
@@ -197,7 +198,7 @@ class Zeros(NamedTuple):
                     disk.truncate(fd, self.begin)
                     raise DiskFull(f"{self.path}: {error.strerror}") from error
                 raise
-            if syncs and not self.are_allocated:
+            if syncs and not self.are_allocated:  # each sync of frames notes what was written over those
                 disk.sync(fd)
         except OSError as error:
             raise CommitFailed(f"{self.path}: it could not be filled: {error.strerror}") from error
@@ -299,7 +300,7 @@ class ActiveSegment:
         self._fd = fd
 
     def has_room(self, length: int) -> bool:
-        """Whether this many bytes fit into the zeros already written, so that a write needs no space."""
+        """Whether this many bytes fit into the zeros that are there, so that a write needs no space."""
         return self.used + length <= self._filled
 
     def wrote(self, length: int) -> None:

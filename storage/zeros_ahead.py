@@ -1,4 +1,4 @@
-"""Has zeros written ahead of a log's commits by a thread, while the commits go on.
+"""Has zeros written, or allocated, ahead of a log's commits by a thread, while the commits go on.
 
 A commit that finds no room behind the last frame goes through a thread and waits for a file that grows and
 for a journal commit of the file system: ten times as long as others, and longer while the event loop is busy,
@@ -52,7 +52,7 @@ class ZerosAhead:
         syncs: bool,
         under_way: UnderWay,
     ) -> None:
-        """Begin. `syncs` makes the zeros durable before any frame is written over them.
+        """Begin. `syncs` makes zeros that are written durable before any frame is written over them.
 
         Raises RuntimeError if the store has been closed; then nothing has begun.
         """

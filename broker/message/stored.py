@@ -23,9 +23,9 @@ message-id is given one, because the official JS client cannot settle a message 
 12.20). Nothing else is changed.
 
 Invalid messages are refused here, before anything is stored: malformed parts that this broker would have to
-read later, keys over their limits, and more metadata than the service takes (AMQP contract 10.1). Malformed,
-too, are annotations that name twice what the broker interprets or replaces: a map with two equal keys is
-invalid (§1.6.23). Other keys are only passed on, so nothing looks for equal ones.
+read later, keys over their limits, and more metadata than the service takes (AMQP contract 10.1).
+Annotations that name twice what the broker interprets or replaces are malformed as well: a map with two equal
+keys is invalid (§1.6.23). Other keys are only passed on, so nothing looks for equal ones.
 """
 
 from __future__ import annotations

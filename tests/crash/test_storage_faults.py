@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,6 +17,7 @@ from storage.errors import CommitFailed, DiskFailed, DiskFull, StorageError
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore
 from storage.log import Position
+from storage.segment import ALLOCATED_FRAME_BYTES_MIN
 from tests.support.faulty_disk import OPERATIONS, FaultyDisk
 from tests.support.logs import (
     ENTITY,
@@ -31,6 +33,17 @@ from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
 CLAIMS_MAX = 4
+
+
+class Scale(NamedTuple):
+    """How much the workload writes, in bytes."""
+
+    growth: int
+    segment_bytes: int
+
+
+SMALL = Scale(10, 500)
+LARGE = Scale(ALLOCATED_FRAME_BYTES_MIN // 4, 2 << 20)
 
 
 class Owner:
@@ -79,13 +92,14 @@ class Owner:
             self.failures += 1
             assert flat(await contents(self.log)) == expected
 
-    async def work(self, closing: bool = False) -> None:
-        """Run the workload; with `closing`, the log's file is closed in between."""
+    async def work(self, closing: bool = False, growth: int = SMALL.growth) -> None:
+        """Run the workload; with `closing`, the log's file is closed in between. Each message is larger than
+        the one before it, by `growth` bytes."""
         await self.acquire()
         for number in range(12):
             if closing and number in (2, 3, 8):
                 await self.log.put_away()
-            await self.append(b"message %d " % number + b"." * 10 * number)
+            await self.append(b"message %d " % number + b"." * growth * number)
             if number in (5, 9):
                 try:
                     await self.log.save_checkpoint(checkpoint_of(self.log.end, b"state %d" % number))
@@ -102,24 +116,26 @@ class Owner:
         await self.check()
 
 
-async def calls_of_the_work(queued: bool, closing: bool) -> dict[str, int]:
+async def calls_of_the_work(queued: bool, closing: bool, scale: Scale = SMALL) -> dict[str, int]:
     disk = FaultyDisk(RecordingDisk(queued=queued))
-    store = small_store(ROOT, disk, segment_bytes_max=500)
+    store = small_store(ROOT, disk, segment_bytes_max=scale.segment_bytes)
     owner = Owner(store)
-    await owner.work(closing)
+    await owner.work(closing, scale.growth)
     assert owner.failures == 0
     await owner.log.close()
     await store.close()
     return dict(disk.calls)
 
 
-async def run_with_a_fault(queued: bool, closing: bool, operation: str, nth: int, error: int) -> None:
+async def run_with_a_fault(
+    queued: bool, closing: bool, operation: str, nth: int, error: int, scale: Scale = SMALL
+) -> None:
     inner = RecordingDisk(queued=queued)
     disk = FaultyDisk(inner)
-    store = small_store(ROOT, disk, segment_bytes_max=500)
+    store = small_store(ROOT, disk, segment_bytes_max=scale.segment_bytes)
     owner = Owner(store)
     disk.fail(operation, error, nth=nth)
-    await owner.work(closing)
+    await owner.work(closing, scale.growth)
     trimmed = owner.log.start
     crashed = inner.after_power_cut()
     await owner.log.close()
@@ -142,6 +158,17 @@ async def test_a_failure_of_any_call_of_any_operation_loses_nothing_and_shows_no
     for operation in OPERATIONS:
         for nth in range(1, calls.get(operation, 0) + 1):
             await run_with_a_fault(queued, closing, operation, nth, error)
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["threads", "queue"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+async def test_a_failure_behind_large_messages_loses_nothing(queued: bool, error: int) -> None:
+    """Where zeros are allocated: by commits, by their own thread, and when the next segment begins."""
+    calls = await calls_of_the_work(queued, False, LARGE)
+    assert calls["allocate"] > 3
+    for operation in ("allocate", "write", "sync", "truncate"):
+        for nth in range(1, calls[operation] + 1):
+            await run_with_a_fault(queued, False, operation, nth, error, LARGE)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])

@@ -121,7 +121,7 @@ MEMORY_WAITING = Figure(
     "memory_waiting",
     "MiB",
     "resident memory with 1,000,000 waiting messages of 1 KiB",
-    "some 200 bytes of state for each message, and the payloads on disk",
+    "some 200 bytes of state for each message, 256 MiB of payloads, and the others on disk",
     800,
     400,
 )

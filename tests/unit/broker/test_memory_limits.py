@@ -75,7 +75,7 @@ def test_bodies_in_memory_take_at_most_half_of_the_mark() -> None:
         check_limits(load_settings(payload_memory_bytes=50 * MIB + 1), mark=100 * MIB)
 
 
-def test_bodies_in_memory_take_an_eighth_of_the_mark_unless_more_is_given() -> None:
+def test_bodies_in_memory_take_an_eighth_of_the_mark_without_a_setting() -> None:
     assert payload_bytes(load_settings(), mark=8 << 30) == 256 * MIB
     assert payload_bytes(load_settings(), mark=800 * MIB) == 100 * MIB
     assert payload_bytes(load_settings(payload_memory_bytes=200 * MIB), mark=800 * MIB) == 200 * MIB
