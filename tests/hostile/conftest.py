@@ -22,6 +22,8 @@ SETTINGS = {
     "PARTIBUS_CONNECTION_OPEN_TIMEOUT_MS": str(int(OPEN_TIMEOUT_S * 1000)),
     "PARTIBUS_LINKS_PER_CONNECTION_MAX": "100",
     "PARTIBUS_SESSIONS_PER_CONNECTION_MAX": "32",
+    # Whoever may send fills this with bodies that wait. The bound below is for what attacks take besides.
+    "PARTIBUS_PAYLOAD_MEMORY_BYTES": str(32 << 20),
 }
 RESIDENT_MIB_MAX = 350
 """The attacks together may not make the broker use more. It starts at a quarter of this, each attack may take
