@@ -37,7 +37,7 @@ from protocol.values import SIZE8, SIZE32, SPANS, decode_bounded, skip
 ) = range(9)
 
 _DESCRIPTOR_BASE = 0x70
-_NAMES = (
+SECTION_NAMES = (
     "amqp:header:list",
     "amqp:delivery-annotations:map",
     "amqp:message-annotations:map",
@@ -48,6 +48,7 @@ _NAMES = (
     "amqp:amqp-value:*",
     "amqp:footer:map",
 )
+"""The symbolic descriptor of each section, in the order of their numbers (§3.2)."""
 
 _U32 = struct.Struct(">I")
 SECTIONS_MAX = 16_384
@@ -123,7 +124,7 @@ def find_by_rules(message: bytes) -> Sections:
             if not ends[section]:
                 begins[section], values[section] = offset, value
             elif ends[section] != offset or section not in (DATA, SEQUENCE):
-                raise DecodeError(f"section {_NAMES[section]} occurs a second time at byte {offset}")
+                raise DecodeError(f"section {SECTION_NAMES[section]} occurs a second time at byte {offset}")
             else:
                 repeated += 1
                 if repeated >= SECTIONS_MAX:
@@ -172,8 +173,8 @@ def _spelled_descriptor(message: bytes, offset: int) -> tuple[int, int]:
     if message[offset]:
         raise DecodeError(f"no section of a message begins at byte {offset}")
     descriptor, value = decode_bounded(message, offset + 1, 1)
-    if isinstance(descriptor, Symbol) and descriptor in _NAMES:
-        return _NAMES.index(descriptor), value
+    if isinstance(descriptor, Symbol) and descriptor in SECTION_NAMES:
+        return SECTION_NAMES.index(descriptor), value
     if isinstance(descriptor, int) and descriptor >= _DESCRIPTOR_BASE:
         return descriptor - _DESCRIPTOR_BASE, value
     raise DecodeError(f"section at byte {offset} has the unknown descriptor {descriptor!r:.40}")

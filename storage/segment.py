@@ -336,7 +336,7 @@ class ActiveSegment:
         if end <= begin:
             return begin
         try:
-            self._zeros(begin, end).put(self._disk, self._fd)
+            self._zeros_between(begin, end).put(self._disk, self._fd)
         except OSError as error:
             if error.errno not in FULL_ERRNOS:
                 raise
@@ -344,15 +344,17 @@ class ActiveSegment:
             return begin
         return end
 
-    def _zeros(self, begin: int, end: int) -> Zeros:
+    def _zeros_between(self, begin: int, end: int) -> Zeros:
         return Zeros(self.segment.path, begin, end, self._is_large)
 
     @property
     def _is_large(self) -> bool:
+        """Whether zeros behind the last frame are allocated."""
         return self.frame_bytes >= ALLOCATED_FRAME_BYTES_MIN
 
     @property
     def _step(self) -> int:
+        """How many zeros are put at once, in bytes."""
         return min(self._fill_step, ALLOCATED_STEP_BYTES_MAX if self._is_large else FILL_STEP_BYTES_MAX)
 
     @property
@@ -372,12 +374,12 @@ class ActiveSegment:
         end = self._filled + self._step
         if end + self._least_room > fill_until:
             end = fill_until  # with the rest, which would be a short step
-        return self._zeros(self._filled, end)
+        return self._zeros_between(self._filled, end)
 
     def fill(self, fill_until: int, *, syncs: bool) -> None:
         """Write the first zeros of a new segment; without room for them, does nothing. Raises
         CommitFailed."""
-        zeros = self._zeros(self._filled, min(self._filled + self._step, fill_until))
+        zeros = self._zeros_between(self._filled, min(self._filled + self._step, fill_until))
         if zeros.begin < zeros.end:
             with contextlib.suppress(DiskFull):
                 zeros.write(self._disk, syncs)

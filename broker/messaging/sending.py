@@ -203,12 +203,11 @@ class Sending(Generic[R]):
         if not whole.messages:
             return
         size, is_lone = self._count(whole), not self._waiting and len(whole.messages) == 1
+        whole.is_lone = is_lone
         if keys is None:
-            whole.is_lone = is_lone
             self._post_unkeyed(whole, receipts, size)
             return
         if len(queue.router.handles) == 1:  # one order for all: those with and without a key stay together
-            whole.is_lone = is_lone
             self._post_pinned(0, whole, receipts)
             return
         for number, (own, *lists) in self._queue.router.divide(keys, [receipts, *lists_of(whole)]):

@@ -25,7 +25,7 @@ from broker.message.stored import (
 from broker.operations.message_states import MessageState
 from broker.operations.receiving import Locked
 from protocol.codec import DecodeError, Symbol, Timestamp, UByte, UInt, ULong, encode
-from protocol.sections import _NAMES, find_sections
+from protocol.sections import SECTION_NAMES, find_sections
 from tests.support.amqp_messages import (
     ANNOTATIONS,
     APPLICATION,
@@ -132,7 +132,11 @@ def spelled(draw: st.DrawFn, part: bytes) -> bytes:
     """A section whose descriptor may be a ulong of eight bytes or a symbol."""
     if draw(st.integers(0, 5)):
         return part
-    name = encode(Symbol(_NAMES[part[2] - HEADER])) if draw(st.booleans()) else b"\x80" + bytes(7) + part[2:3]
+    name = (
+        encode(Symbol(SECTION_NAMES[part[2] - HEADER]))
+        if draw(st.booleans())
+        else b"\x80" + bytes(7) + part[2:3]
+    )
     return b"\0" + name + part[3:]
 
 

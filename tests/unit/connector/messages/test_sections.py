@@ -5,6 +5,7 @@ from __future__ import annotations
 import proton
 import pytest
 
+from protocol.sections import SECTION_NAMES
 from pyspark_partibus.errors import BadMessage
 from pyspark_partibus.messages.sections import sections
 
@@ -22,19 +23,6 @@ def test_sections_are_found_in_their_order() -> None:
     assert found[-1][2] == len(encoded)
 
 
-SYMBOLS = (
-    "amqp:header:list",
-    "amqp:delivery-annotations:map",
-    "amqp:message-annotations:map",
-    "amqp:properties:list",
-    "amqp:application-properties:map",
-    "amqp:data:binary",
-    "amqp:amqp-sequence:list",
-    "amqp:amqp-value:*",
-    "amqp:footer:map",
-)
-
-
 @pytest.mark.parametrize("kind", [0xA3, 0xB3])
 def test_descriptors_may_be_spelled_out(kind: int) -> None:
     """Symptom: one such message failed the query, although the broker takes it like any other."""
@@ -43,7 +31,7 @@ def test_descriptors_may_be_spelled_out(kind: int) -> None:
         size = len(name).to_bytes(1 if kind == 0xA3 else 4, "big")
         return b"\x00" + bytes([kind]) + size + name.encode() + b"\xa0\x01x"
 
-    encoded = b"".join(map(spelled, SYMBOLS))
+    encoded = b"".join(map(spelled, SECTION_NAMES))
     assert [code for code, _, _ in sections(encoded, 0, len(encoded))] == list(range(0x70, 0x79))
     unknown = encoded + spelled("amqp:further:map")
     with pytest.raises(BadMessage, match="unknown descriptor 'amqp:further:map'"):
