@@ -11,7 +11,8 @@ submitted job runs to its end and its `finish` is called even if the caller is c
 what has begun cannot be undone. The caller waits for that end unless the job was let go (`Job.is_let_go`).
 
 *A lull*: a caller with little to commit may wait until what is being synced has been (`at_lull`). More
-gathers meanwhile, and all callers that have waited go on together, so that their files are synced together.
+gathers meanwhile, and all callers that have waited go on together, so that their files are synced together,
+SHARED_JOBS_MAX at a time.
 
 *A disk that hangs* delays only the files for which it does not answer. While a job has been in the queue for
 longer than SLOW_S, the queue gets nothing more, because its own threads may be stuck, and what it has not
@@ -38,6 +39,10 @@ from storage.errors import CommitFailed
 
 FILES_PER_ASSIGNMENT_MAX = 4
 """How many files a thread syncs one after the other, while the commits behind them wait."""
+
+SHARED_JOBS_MAX = 8
+"""Of many jobs that begin together, so many are synced together. The disk syncs the first ones while the
+event loop prepares the others, and their senders have their answers while it syncs the others."""
 
 SLOW_S = 0.25
 """If the queue takes longer for a job, only threads use the disk."""
@@ -211,10 +216,12 @@ class Committer:
         self.begin_together(waiting)
 
     def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
-        """Call all of these now. The jobs that they begin are synced together."""
+        """Call all of these now. The jobs that they begin are synced together, SHARED_JOBS_MAX at a time."""
         dispatches = len(begins) > 1 and not self._dispatch_due
         self._dispatch_due |= dispatches  # so that no job counts as alone
         for begin in begins:
+            if len(self._to_submit) >= SHARED_JOBS_MAX:
+                self._submit()
             begin()
         if dispatches:
             loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from storage.commit_queue import CommitQueue, CommitShare
-from storage.committer import FILES_PER_ASSIGNMENT_MAX, Committer, Share
+from storage.committer import FILES_PER_ASSIGNMENT_MAX, SHARED_JOBS_MAX, Committer, Share
 from storage.errors import CommitFailed
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
@@ -215,6 +215,28 @@ async def test_what_begins_together_is_synced_together() -> None:
     queue.end(4)
     await _turns()
     assert ended == [None] * 4 and await committer.close()
+
+
+async def test_of_many_that_begin_together_the_disk_has_the_first_while_the_others_begin() -> None:
+    disk = _CountedDisk()
+    queue, committer, ended = disk.queue, Committer(disk, 1), list[Exception | None]()
+    submitted_before: list[int] = []
+
+    def begin() -> None:
+        submitted_before.append(sum(map(len, queue.submitted)))
+        committer.begin(Recorded(fd=7), ended.append)
+
+    shared, all_jobs = SHARED_JOBS_MAX, 2 * SHARED_JOBS_MAX + 3
+    committer.begin_together([begin] * all_jobs)
+    await _turns()
+    assert list(map(len, queue.submitted)) == [shared, shared, 3]
+    assert submitted_before == [0] * shared + [shared] * shared + [2 * shared] * 3
+    queue.end(*range(1, shared + 1))
+    await _turns()
+    assert len(ended) == shared, "these do not wait for the others"
+    queue.end(*range(shared + 1, all_jobs + 1))
+    await _turns()
+    assert ended == [None] * all_jobs and await committer.close()
 
 
 async def test_a_failed_sync_of_the_queue_is_the_files_own() -> None:
