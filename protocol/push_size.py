@@ -7,7 +7,7 @@ from typing import Any
 
 from protocol.proton_values import lib
 
-PUSH_BYTES_MAX = 32 * 1024
+PUSH_BYTES_MAX = 64 * 1024
 PUSH_BYTES_MIN = 256
 PUSH_BYTES_FIRST = 4 * 1024
 EVENTS_PER_PUSH = 32
