@@ -456,7 +456,7 @@ class Settings(BaseSettings):
         ),
     )
     output_buffer_bytes_max: int = Field(
-        4 * MIB,
+        8 * MIB,
         ge=64 * KIB,
         description=(
             "Output that may wait for a client before its links stop sending; 256 KiB until the client "

@@ -103,10 +103,10 @@ def test_what_follows_plain_frames_in_a_read_keeps_its_place(peer: EnginePeer, o
     peer.sender(credit=1_000)
     peer.engine.receive(b"".join(transfer(0, number, b"x" * 1_000) for number in range(64)))
     others.clear()
-    plain = [transfer(0, 64 + number, b"x" * 1_000) for number in range(40)]
-    batch, end = transfer(0, 104, b"batch", batch=True), transfer(0, 105, b"last")
+    plain = [transfer(0, 64 + number, b"x" * 1_000) for number in range(80)]
+    batch, end = transfer(0, 144, b"batch", batch=True), transfer(0, 145, b"last")
     events = peer.engine.receive(b"".join(plain) + batch + end[:9])
-    assert payloads(events) == [b"x" * 1_000] * 40 + [b"batch"]
+    assert payloads(events) == [b"x" * 1_000] * 80 + [b"batch"]
     (rest,) = others
     assert rest.endswith(batch + end[:9]) and len(rest) < sum(map(len, plain))
     assert payloads(peer.engine.receive(end[9:])) == [b"last"]
