@@ -218,14 +218,14 @@ class Committer:
     def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
         """Call all of these now. The jobs that they begin are synced together, SHARED_JOBS_MAX at a time."""
         dispatches = len(begins) > 1 and not self._dispatch_due
-        self._dispatch_due |= dispatches  # so that no job counts as alone
+        if dispatches:
+            self._dispatch_due = True  # so that no job counts as alone
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._dispatch, loop)  # after them: what they begin is synced together
         for begin in begins:
             if len(self._to_submit) >= SHARED_JOBS_MAX:
                 self._submit()
             begin()
-        if dispatches:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._dispatch, loop)  # after them: what they begin is synced together
 
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
         """Begin a job in the event loop, or leave it to a thread."""
@@ -325,7 +325,7 @@ class Committer:
             loop.add_reader(self._queue.ready_fd, self._queue_answers)
 
     def _submit(self) -> None:
-        """Give the queue the jobs of this turn. Threads get those that it does not accept."""
+        """Give the queue the jobs that have begun. Threads get those that it does not accept."""
         assert self._queue is not None
         shares, self._to_submit = self._to_submit, []
         try:

@@ -212,8 +212,8 @@ class Lulls(Protocol):
         at most; otherwise return False."""
 
     def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
-        """Call all of these now. The commits that they begin are synced together, or some of them at a
-        time."""
+        """Call all of these now. The commits that they begin are synced together, or in
+        portions."""
 
 
 Ended = Callable[[Exception | None], bool]
