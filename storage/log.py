@@ -212,8 +212,7 @@ class Lulls(Protocol):
         at most; otherwise return False."""
 
     def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
-        """Call all of these now. The commits that they begin are synced together, or in
-        portions."""
+        """Call all of these now. The commits that they begin are synced together, or in portions."""
 
 
 Ended = Callable[[Exception | None], bool]

@@ -11,6 +11,7 @@ from protocol.engine import PUMPED_AT_ONCE
 from protocol.events import ConnectionClosed, DeliveriesUpdated, Event, MessagesReceived
 from protocol.intake import Intake
 from protocol.plain_reads import KEPT_BYTES_MAX
+from protocol.push_size import PUSH_BYTES_MAX
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import disposition, tags, transfer
 from tests.support.engine_peer import EnginePeer, only
@@ -103,10 +104,11 @@ def test_what_follows_plain_frames_in_a_read_keeps_its_place(peer: EnginePeer, o
     peer.sender(credit=1_000)
     peer.engine.receive(b"".join(transfer(0, number, b"x" * 1_000) for number in range(64)))
     others.clear()
-    plain = [transfer(0, 64 + number, b"x" * 1_000) for number in range(80)]
-    batch, end = transfer(0, 144, b"batch", batch=True), transfer(0, 145, b"last")
+    count = PUSH_BYTES_MAX // 1_000 + 16  # more than one push takes
+    plain = [transfer(0, 64 + number, b"x" * 1_000) for number in range(count)]
+    batch, end = transfer(0, 64 + count, b"batch", batch=True), transfer(0, 65 + count, b"last")
     events = peer.engine.receive(b"".join(plain) + batch + end[:9])
-    assert payloads(events) == [b"x" * 1_000] * 80 + [b"batch"]
+    assert payloads(events) == [b"x" * 1_000] * count + [b"batch"]
     (rest,) = others
     assert rest.endswith(batch + end[:9]) and len(rest) < sum(map(len, plain))
     assert payloads(peer.engine.receive(end[9:])) == [b"last"]

@@ -239,6 +239,29 @@ async def test_of_many_that_begin_together_the_disk_has_the_first_while_the_othe
     assert ended == [None] * all_jobs and await committer.close()
 
 
+async def test_what_has_begun_is_synced_even_if_another_raises() -> None:
+    disk = _CountedDisk()
+    queue, committer, ended = disk.queue, Committer(disk, 1), list[Exception | None]()
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    def begin() -> None:
+        committer.begin(Recorded(fd=7), ended.append)
+
+    with pytest.raises(ValueError, match="a bug"):
+        committer.begin_together([begin, begin, fail])
+    await _turns()
+    assert queue.submitted == [[1, 2]]
+    queue.end(1, 2)
+    await _turns()
+    begin()
+    assert queue.submitted == [[1, 2], [3]], "no dispatch is due any more, so one job waits for no turn"
+    queue.end(3)
+    await _turns()
+    assert ended == [None] * 3 and await committer.close()
+
+
 async def test_a_failed_sync_of_the_queue_is_the_files_own() -> None:
     inner = RecordingDisk(queued=True)
     disk = FaultyDisk(inner)
