@@ -1,5 +1,18 @@
-"""`python -m broker` is `partibus`."""
+"""The console script `partibus`, which is also `python -m broker`."""
 
-from broker.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+    if sys.argv[1:2] == ["serve"]:
+        from broker.cli.huge_pages import start_again_asking
+
+        start_again_asking()  # before anything else takes time
+    from broker.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

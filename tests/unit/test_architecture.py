@@ -216,7 +216,7 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
 
 
 WITHOUT_TESTS_OF_THEIR_OWN = {
-    "broker.__main__": "two lines; the tests of the command run it",
+    "broker.__main__": "a few lines; the tests of the command run it",
     "broker.frontend.connection_view": "an interface, which `Connection` implements",
     "broker.hosting.host": "an interface, which test_local and test_remote test",
     "broker.hosting.messages": "messages without code; test_schema encodes and decodes each of them",
