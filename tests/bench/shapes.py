@@ -49,6 +49,8 @@ CHART = REPOSITORY / "docs" / "benchmarks.svg"
 BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
 OFFERED_AGAIN_WITHIN_S = 0.25
 """How long after a connection has closed a peer may offer what it had delivered there."""
+LOOKS_MAX = 20
+"""How often a queue may be found not to be empty after all."""
 CONNECTIONS = 8
 BATCH, DIFFERENT_BATCHES = 100, 100
 """Messages in a batch, and batches that are built before the first is sent. They are sent in turn."""
@@ -239,12 +241,14 @@ def clear_away(target: Target) -> None:
     """Empty the queue. Messages of an earlier run may be in it, and RabbitMQ may offer those again whose
     settlement it had not handled when their receiver's connection closed. They would count for this row. It
     may do so a moment later, so a peer's queue is looked at again."""
-    count = traffic.drain(target)
+    count, looks = traffic.drain(target), 0
     is_empty = target.name == OURS
     while not is_empty:
         time.sleep(OFFERED_AGAIN_WITHIN_S)
-        more = traffic.drain(target)
+        more, looks = traffic.drain(target), looks + 1
         count, is_empty = count + more, not more
+        if more and looks == LOOKS_MAX:
+            raise LoadError(f"the queue at {target.name} is never empty")
     if count:
         progress.print(f"  {count} messages of earlier loads were left at {target.name}")
 
