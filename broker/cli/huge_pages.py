@@ -17,15 +17,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "GLIBC_TUNABLES"
+"""Tunables of the C library, divided by colons, as in "name=value:name=value"."""
 TUNABLE = "glibc.malloc.hugetlb"
 """1: ask for transparent huge pages; 0: do not. Whoever sets it decides."""
 SINCE_GLIBC = (2, 35)
+"""The first version that knows it."""
 HAS_BEGUN_AGAIN = "_PARTIBUS_HAS_BEGUN_AGAIN"
 """Set for the process that takes over, to the name that it had. The C library may take the tunables out of
 the environment (that of a program with capabilities of its own), so they do not tell."""
 OWN_NAME = Path("/proc/self/comm")
 """What `ps` and `pgrep` know the process by: at first, the name of the file that was executed."""
 RUNNING = Path("/proc/self/exe")
+"""The program that this process executes."""
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Who gets transparent huge pages: the word in brackets (Linux)."""
 

@@ -144,7 +144,7 @@ def test_a_system_that_executes_nothing_gets_a_broker_without_huge_pages(
 
 
 @gives_to_those_who_ask
-def test_other_commands_begin_once(tmp_path: Path) -> None:
+def test_other_commands_begin_once() -> None:
     """A command that ends soon has no use for huge pages."""
     program = (
         "import os, runpy, sys\n"
